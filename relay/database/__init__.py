@@ -1,0 +1,1 @@
+"""Access to PostgreSQL: names of objects, SQL text, connections."""
