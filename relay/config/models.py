@@ -54,6 +54,12 @@ class Database(Section):
         "json", description="type of the payload column; `json` keeps the text exactly and accepts \\u0000"
     )
     partitioned: bool = Field(False, description="partition the outbox by `stored_at`; fixed when it is created")
+    partition_range: Literal["day", "week"] = Field(
+        "week", description="what one partition spans; may be changed, the next partitions follow"
+    )
+    partitions_ahead_days: int = Field(
+        56, ge=1, le=400, description="partitions exist for so long ahead: what a stopped relay costs producers nothing"
+    )
     notify: bool = Field(
         True,
         description="create the trigger that wakes a sleeping relay. Turn it off for producers that use "

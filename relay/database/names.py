@@ -29,7 +29,7 @@ _IDENTIFIER_BYTES_MAX: Final = 63
 _TABLE_BYTES_MAX: Final = 40
 """Leaves 23 bytes for the longest suffix of a derived name."""
 
-_PLACEHOLDER: Final = re.compile(r"\{([a-z_]+)\}")
+_PLACEHOLDER: Final = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 _RELATIONS: Final = {
     "outbox": "",
@@ -44,8 +44,9 @@ _RELATIONS: Final = {
     "publish": "_publish",
     "uuidv7": "_uuidv7",
     "wake": "_wake",
+    "ensure_partitions": "_ensure_partitions",
 }
-"""Schema-qualified objects: placeholder and suffix. The last three are functions, two are sequences."""
+"""Schema-qualified objects: placeholder and suffix. The last four are functions, two are sequences."""
 
 _OBJECTS: Final = {
     "wake_trigger": "_wake",
@@ -145,6 +146,16 @@ class Names:
         return self.relation(_RELATIONS["outbox_seq"])
 
     @cached_property
+    def ensure_partitions(self) -> str:
+        """The function that makes partitions ahead of time (partitioned outboxes only)."""
+        return self.relation(_RELATIONS["ensure_partitions"])
+
+    @cached_property
+    def publish(self) -> str:
+        """The function that applications may insert with."""
+        return self.relation(_RELATIONS["publish"])
+
+    @cached_property
     def parked_number(self) -> str:
         """The sequence behind `parked.number`."""
         return self.relation(_RELATIONS["parked_number"])
@@ -172,28 +183,31 @@ class Names:
         text = f"outbox-relay\0{self.schema}\0{self.table}\0{purpose}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
-    def format(self, sql: str) -> str:
+    def format(self, sql: str, **values: str) -> str:
         """`sql` with each `{name}` replaced, in one pass, so that braces inside a name stay what they are.
 
-        Placeholders: the relations (`{outbox}`, `{lease}`, `{parked_number}`, ...), `{schema}`,
-        `{lock_key}`, `{channel}` as a quoted identifier, and each of them as a string literal with
-        `_literal` (`{outbox_literal}::regclass`, `{channel_literal}`). Braces around anything but
-        lower-case letters and underscores are left alone. Raises `KeyError` for an unknown name.
+        Placeholders: the relations (`{outbox}`, `{lease}`, `{parked_number}`, ...), each also as a literal to
+        cast (`{outbox_literal}::regclass`) and as a literal of its plain name (`{outbox_name}`) to compare with
+        the catalog; `{schema}` and `{schema_name}`; `{lock_key}`; `{channel}` as an identifier and
+        `{channel_name}`; and the texts in `values`. Braces around anything but lower-case letters, digits and
+        underscores are left alone. Raises `KeyError` for an unknown name. Keep placeholders out of SQL
+        comments: a name may hold a line break.
         """
-        return _PLACEHOLDER.sub(lambda match: self._values[match[1]], sql)
+        known = self._values | values if values else self._values
+        return _PLACEHOLDER.sub(lambda match: known[match[1]], sql)
 
     @cached_property
     def _values(self) -> dict[str, str]:
-        values = {name: self.relation(suffix) for name, suffix in _RELATIONS.items()}
-        values |= {name: identifier(self.table + suffix) for name, suffix in _OBJECTS.items()}
-        values["schema"] = identifier(self.schema)
-        values |= {f"{name}_literal": literal(value) for name, value in values.items()}
-        values["channel"] = identifier(self.channel)
-        # These are compared with catalog columns or passed to functions as plain names, not cast to regclass.
-        values |= {"channel_literal": literal(self.channel), "schema_literal": literal(self.schema)}
-        values["table_literal"] = literal(self.table)
-        values["lock_key"] = str(self.lock_key)
-        return values
+        relations = {name: self.relation(suffix) for name, suffix in _RELATIONS.items()}
+        plain = {name: self.table + suffix for name, suffix in (_RELATIONS | _OBJECTS).items()}
+        plain |= {"schema": self.schema, "channel": self.channel}
+        return (
+            {name: identifier(text) for name, text in plain.items()}
+            | relations
+            | {f"{name}_literal": literal(text) for name, text in relations.items()}
+            | {f"{name}_name": literal(text) for name, text in plain.items()}
+            | {"lock_key": str(self.lock_key), "partitions_key": str(self.advisory_key("partitions"))}
+        )
 
 
 def _require(option: str, name: str, bytes_max: int) -> None:
