@@ -18,6 +18,8 @@ from tests.servers.postgres import Database, Postgres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["tests.outbox"]
+
 # --- names ---------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from relay.database.names import Names, identifier, literal
+from relay.database.names import BODY, Names, identifier, literal
+from relay.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from relay.config import Database
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["script"]
 
 _CREATE = """\
-DO $roles$ BEGIN
+DO $body$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = {role_name}) THEN
         CREATE ROLE {role} LOGIN;  -- without a password, which is yours to set
     END IF;
-END $roles$;
+END $body$;
 """
 
 _APPLICATION = """\
@@ -46,12 +47,12 @@ GRANT SELECT ON {migration} TO {role};
 _PARTITIONS = """\
 -- Partitions are made by a function of the outbox's owner. The ones that exist get the same rights as the outbox.
 GRANT EXECUTE ON FUNCTION {ensure_partitions}(interval, interval) TO {role};
-DO $roles$ DECLARE part regclass; BEGIN
+DO $body$ DECLARE part regclass; BEGIN
     FOR part IN SELECT inhrelid FROM pg_catalog.pg_inherits WHERE inhparent = {outbox_literal}::regclass LOOP
         EXECUTE pg_catalog.format('GRANT SELECT, DELETE ON %s TO %s', part, {role_literal});
         EXECUTE pg_catalog.format('GRANT UPDATE (published_at) ON %s TO %s', part, {role_literal});
     END LOOP;
-END $roles$;
+END $body$;
 """
 
 
@@ -70,6 +71,8 @@ def script(database: Database, *, app: str | None = None, relay: str | None = No
 
 
 def _fill(sql: str, role: str, database: Database) -> str:
+    if not role or BODY in role or "\0" in role:
+        raise InvalidConfig(f"{role!r} is not a usable role name", hint="choose another role name")
     return Names.from_config(database).format(
         sql,
         role=identifier(role),
