@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, Field
 
 from relay.config.models import Section
 from relay.sink import CONFIRMED, Outcome
-from relay.types import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relay.types import Message
 
 __all__ = ["NullOptions", "NullSink"]
 

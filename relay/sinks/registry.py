@@ -8,17 +8,20 @@ each naming a class like ours: `Options` (a frozen pydantic model that forbids u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
-from relay.config import SinkSection
 from relay.errors import InvalidConfig
-from relay.sink import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from relay.config import SinkSection
+    from relay.sink import Sink
 
 __all__ = ["GROUP", "SinkClass", "create", "options_models", "sink_class", "types"]
 

@@ -6,16 +6,19 @@ import asyncio
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import pytest_asyncio
 
 from relay.sink import Outcome, Sink, Status
-from relay.testing.harness import Harness, Received
 from relay.testing.messages import CREATED_AT, HEADERS, PAYLOADS, make_message, make_messages
-from relay.types import Message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from relay.testing.harness import Harness, Received
+    from relay.types import Message
 
 __all__ = ["DeliveryContract", "assert_confirmed", "ids", "statuses"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import pytest_asyncio
@@ -15,9 +14,13 @@ import pytest_asyncio
 from relay.errors import InvalidConfig, PermissionMissing, RelayError, SinkUnavailable
 from relay.sink import Outcome, Sink, Status
 from relay.testing.delivery import assert_confirmed, ids, statuses
-from relay.testing.harness import Harness
 from relay.testing.messages import make_message, make_messages
-from relay.types import Message
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from relay.testing.harness import Harness
+    from relay.types import Message
 
 __all__ = ["FaultContract"]
 

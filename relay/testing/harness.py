@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from relay.headers import decode
-from relay.sink import Sink
 from relay.timestamps import rfc3339
-from relay.types import Message
+
+if TYPE_CHECKING:
+    from relay.sink import Sink
+    from relay.types import Message
 
 __all__ = ["Harness", "Received"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["CREATED_AT", "HEADERS", "PAYLOADS", "make_message", "make_messages"]
 

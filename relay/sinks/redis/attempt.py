@@ -1,0 +1,94 @@
+"""What is known so far about each message of one batch, while its rounds go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hiredis import ReplyError
+
+from relay.sink import CONFIRMED, Outcome
+from relay.sinks.redis.errors import judge
+from relay.sinks.redis.replies import read_group, reply_count
+from relay.sinks.redis.rounds import defer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relay.sinks.redis.errors import Verdict
+    from relay.types import Message
+
+__all__ = ["Attempt"]
+
+
+class Attempt:
+    """The outcomes of one batch as they become known. Holds keys back behind their first failure."""
+
+    def __init__(self, batch: Sequence[Message]) -> None:
+        self.batch = batch
+        self.held: set[str] = set()
+        self.down: Outcome | None = None
+        """The answer that stopped everything, once there is one."""
+        self._outcomes: list[Outcome | None] = [None] * len(batch)
+        self._failed = False
+
+    def pending(self) -> list[int]:
+        """Indexes that may still be sent, in order; none once the sink is down."""
+        if self.down is not None:
+            return []
+        batch, held = self.batch, self.held
+        undecided = [index for index, outcome in enumerate(self._outcomes) if outcome is None]
+        return [index for index in undecided if batch[index].key not in held] if held else undecided
+
+    def record(self, index: int, outcome: Outcome) -> None:
+        """Note what became of one message."""
+        self._outcomes[index] = outcome
+        if outcome is CONFIRMED:
+            return
+        self._failed = True
+        if outcome.sink_down:
+            self.down = outcome
+        key = self.batch[index].key
+        if key is not None:
+            self.held.add(key)
+
+    def read(self, groups: Sequence[Sequence[int]], replies: Sequence[Any]) -> bool:
+        """Note what the replies say, as far as they came; whether one asks for a new connection.
+
+        Groups whose replies are complete count even if the connection failed later.
+        """
+        start, reconnect = 0, False
+        for group in groups:
+            end = start + reply_count(len(group))
+            if end > len(replies):
+                break
+            reconnect |= self._read_group(group, read_group(len(group), replies[start:end]))
+            start = end
+        return reconnect
+
+    def blame(self, groups: Sequence[Sequence[int]], replies: Sequence[Any]) -> bool:
+        """After the connection ended: whether one message made the server end it, which is then rejected.
+
+        A value above the server's `proto-max-bulk-len` is answered by an error and a closed door. Nothing of its
+        transaction happened, because EXEC was never read, so the other messages may be sent again.
+        """
+        if not replies or not isinstance(replies[-1], ReplyError) or "invalid bulk length" not in str(replies[-1]):
+            return False
+        start = 0
+        for group in groups:
+            position = len(replies) - 1 - start - (len(group) > 1)
+            if 0 <= position < len(group):
+                self.record(group[position], judge(str(replies[-1])).outcome)
+                return True
+            start += reply_count(len(group))
+        return False
+
+    def outcomes(self, rest: Outcome) -> list[Outcome]:
+        """One outcome for each message; `rest` is that of the messages about which nothing is known."""
+        rest = self.down or rest
+        outcomes = [rest if outcome is None else outcome for outcome in self._outcomes]
+        return defer(self.batch, outcomes) if self._failed or rest in outcomes else outcomes
+
+    def _read_group(self, group: Sequence[int], verdicts: Sequence[Verdict]) -> bool:
+        for index, verdict in zip(group, verdicts, strict=True):
+            self.record(index, verdict.outcome)
+        return any(verdict.reconnect for verdict in verdicts)

@@ -1,0 +1,243 @@
+"""The Redis Streams sink: keeps the contract of `relay.sink` (DESIGN.md 2.2 to 2.4, PROTOCOLS.md 21)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hiredis import ReplyError
+from pydantic import BaseModel  # noqa: TC002 - the registry reads this annotation's value
+
+from relay.errors import InvalidConfig, PermissionMissing, SinkUnavailable
+from relay.sink import Outcome, rejected, unavailable
+from relay.sinks.redis.attempt import Attempt
+from relay.sinks.redis.connection import Connection, Refused, Unreachable, connect
+from relay.sinks.redis.encoding import EXEC, MULTI, command, xadd, xadd_start
+from relay.sinks.redis.errors import judge
+from relay.sinks.redis.options import RedisOptions
+from relay.sinks.redis.pool import Pool
+from relay.sinks.redis.replies import reply_count
+from relay.sinks.redis.rounds import next_round
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from relay.types import Message
+
+__all__ = ["RedisSink"]
+
+_log = logging.getLogger(__name__)
+
+_PROBE = command("XADD", "outbox-relay:probe", "NOMKSTREAM", "*", "probe", "1")
+"""Adds nothing, since the stream does not exist and is not made, but passes every check that a write does."""
+
+_UNKNOWN = unavailable("nothing known", sink_down=True)
+
+
+class RedisSink:
+    """One Redis or Valkey server. Streams are destinations; the order of a stream is that of its entries."""
+
+    Options: ClassVar[type[BaseModel]] = RedisOptions
+
+    def __init__(self, name: str, options: RedisOptions) -> None:
+        self.name = name
+        self._options = options
+        self._address = options.address
+        self._tls: ssl.SSLContext | None = None
+        self._pool = Pool(self._connect, options.concurrency)
+        self._permits = asyncio.Semaphore(options.concurrency)
+        self._deadlines: set[asyncio.Timeout] = set()
+
+    @property
+    def concurrency(self) -> int:
+        """How many batches may be in flight, each on a connection of its own."""
+        return self._options.concurrency
+
+    async def open(self) -> None:
+        """Load the certificates. Does not connect. Raises InvalidConfig."""
+        if self._address.tls:
+            self._tls = self._tls_context()
+
+    async def ping(self) -> None:
+        """PING, and a write that writes nothing: a replica, a full memory or a failing disk say so.
+
+        Raises SinkUnavailable, or PermissionMissing for a password or an ACL.
+        """
+        try:
+            async with self._deadline(), self._pool.connection() as connection:
+                replies = await connection.exchange(command("PING") + _PROBE, 2)
+        except TimeoutError:
+            raise SinkUnavailable(f"sinks.{self.name}: {self._address}: no answer in time") from None
+        except Unreachable as error:
+            raise SinkUnavailable(f"sinks.{self.name}: {error}") from None
+        except Refused as error:
+            self._raise(error.verdict.outcome)
+            raise
+        for reply in replies:
+            self._raise_if_down(reply)
+
+    async def advice(self) -> list[str]:
+        """What `relay check` should tell an operator about a server that works: settings that lose events.
+
+        Empty if there is nothing, or if the server cannot be asked.
+        """
+        try:
+            async with self._deadline(), self._pool.connection() as connection:
+                [memory] = await connection.exchange(command("INFO", "memory"), 1)
+        except (TimeoutError, Unreachable, Refused):
+            return []
+        return _advice(memory)
+
+    async def publish(self, batch: Sequence[Message]) -> Sequence[Outcome]:
+        """Add each message to its stream; see `relay.sink.Sink.publish`.
+
+        An unknown outcome (deadline, cut) may have been delivered: its repeat carries the same `id`.
+        """
+        attempt = Attempt(batch)
+        rest = _UNKNOWN
+        try:
+            async with self._deadline(), self._permits:
+                await self._send(attempt)
+        except TimeoutError:
+            seconds = self._options.publish_timeout_seconds
+            rest = unavailable(f"{self._address}: no answer within {seconds:g} s: unknown", sink_down=True)
+        except Unreachable as error:
+            rest = unavailable(str(error), sink_down=True)
+        except Refused as error:
+            outcome = error.verdict.outcome
+            rest = unavailable(
+                f"{self._address}: {outcome.reason}", sink_down=True, misconfigured=outcome.misconfigured
+            )
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the events wait for its fix, visibly, and none is lost
+            _log.exception("sink %s: publish failed", self.name)
+            rest = unavailable(f"internal error: {type(error).__name__}", sink_down=True)
+        return attempt.outcomes(rest)
+
+    async def close(self) -> None:
+        """End every connection; a `publish` in flight returns "unknown" at once."""
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines:
+            with suppress(RuntimeError):  # it has just passed by itself
+                deadline.reschedule(now)
+        await self._pool.close()
+
+    async def _connect(self) -> Connection:
+        return await connect(self._address, self._options, self._tls)
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """The time that one call may take; `close` makes it end now."""
+        async with asyncio.timeout(self._options.publish_timeout_seconds) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                yield
+            finally:
+                self._deadlines.discard(deadline)
+
+    async def _send(self, attempt: Attempt) -> None:
+        """Rounds until nothing is left to send, on a new connection after one that ended or should."""
+        while pending := attempt.pending():
+            async with self._pool.connection() as connection:
+                while pending and connection.is_usable:
+                    await self._round(connection, attempt, pending)
+                    pending = attempt.pending()
+
+    async def _round(self, connection: Connection, attempt: Attempt, pending: Sequence[int]) -> None:
+        groups, data = self._encode(attempt, next_round(attempt.batch, pending), connection.bulk_max)
+        if not groups:
+            return
+        try:
+            replies = await connection.exchange(data, sum(reply_count(len(group)) for group in groups))
+        except BaseException as error:
+            attempt.read(groups, connection.replies)
+            if not (isinstance(error, Unreachable) and attempt.blame(groups, connection.replies)):
+                raise
+        else:
+            if attempt.read(groups, replies):
+                connection.abort()
+
+    def _encode(self, attempt: Attempt, streams: dict[str, list[int]], bulk_max: int) -> tuple[list[list[int]], bytes]:
+        """The messages that are sent, by transaction, and the bytes of all of them. Records what is rejected."""
+        groups: list[list[int]] = []
+        parts: list[bytes] = []
+        for stream, indexes in streams.items():
+            group, commands = self._encode_group(attempt, stream, indexes, bulk_max)
+            if group:
+                groups.append(group)
+                parts += commands if len(group) == 1 else (MULTI, *commands, EXEC)
+        return groups, b"".join(parts)
+
+    def _encode_group(
+        self, attempt: Attempt, stream: str, indexes: list[int], bulk_max: int
+    ) -> tuple[list[int], list[bytes]]:
+        group: list[int] = []
+        commands: list[bytes] = []
+        limit = min(self._options.payload_bytes_max, bulk_max)
+        batch, held = attempt.batch, attempt.held
+        try:
+            start = xadd_start(stream, self._options.maxlen)
+        except UnicodeEncodeError:
+            start = None
+        for index in indexes:
+            message = batch[index]
+            if held and message.key in held:
+                continue
+            try:
+                encoded = None if start is None else xadd(start, message)
+            except UnicodeEncodeError:
+                encoded = None
+            if encoded is None:
+                attempt.record(index, rejected("its stream or key is not Unicode text"))
+            elif len(encoded) > limit and (reason := _too_large(message, limit)):
+                attempt.record(index, rejected(reason))
+            else:
+                group.append(index)
+                commands.append(encoded)
+        return group, commands
+
+    def _tls_context(self) -> ssl.SSLContext:
+        file = self._options.tls_ca_file
+        try:
+            return ssl.create_default_context(cafile=file)
+        except OSError as error:  # SSLError is one
+            raise InvalidConfig(
+                f"sinks.{self.name}.tls_ca_file: {file} cannot be read: {error.strerror}",
+                hint="Name a readable file of PEM certificates.",
+            ) from None
+
+    def _raise_if_down(self, reply: Any) -> None:
+        """For the probe: its own key may be outside of what an ACL allows, which says nothing about the streams."""
+        if isinstance(reply, ReplyError) and (outcome := judge(str(reply)).outcome).sink_down:
+            self._raise(outcome)
+
+    def _raise(self, outcome: Outcome) -> None:
+        text = f"sinks.{self.name}: {self._address}: {outcome.reason}"
+        if outcome.misconfigured:
+            raise PermissionMissing(
+                text,
+                hint=f"Check the user and password of sinks.{self.name}, and that its ACL allows "
+                "+xadd +multi +exec +ping and the streams' names (+client|kill +client|info +config|get help).",
+            ) from None
+        raise SinkUnavailable(text) from None
+
+
+def _too_large(message: Message, limit: int) -> str | None:
+    for name, value in (("payload", message.payload), ("headers", message.headers), ("key", message.key)):
+        size = 0 if value is None else len(value if isinstance(value, bytes) else value.encode())
+        if size > limit:
+            return f"{name} of {size} bytes is over the limit of {limit}"
+    return None
+
+
+def _advice(memory: Any) -> list[str]:
+    """From INFO memory (E5): an evicting policy deletes whole streams with the events that nobody has read."""
+    if not isinstance(memory, bytes):
+        return []
+    info = dict(line.split(":", 1) for line in memory.decode(errors="replace").split("\r\n") if ":" in line)
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy.startswith("allkeys"):
+        return [f"maxmemory-policy is {policy}: Redis may evict whole streams with unread events; set noeviction"]
+    return []
