@@ -50,10 +50,6 @@ class Harness(ABC):
     payload_bytes_max: int = 900_000
     """Largest payload that the tests send where size is not the point."""
 
-    concurrent_destinations_are_ordered: bool = True
-    """False if the messages of one destination can be read in another order than they were confirmed in
-    even for one key (they never may for a sink of ours)."""
-
     @abstractmethod
     def make(self) -> Sink:
         """A new sink, not opened, whose connections pass the place where `cut` and the like act."""
@@ -90,7 +86,7 @@ class Harness(ABC):
         return None
 
     can_break: bool = False
-    """True when the five methods below work."""
+    """True when the methods below work."""
 
     async def cut(self) -> None:
         """End every connection to the broker and refuse new ones until `heal`."""
@@ -105,5 +101,8 @@ class Harness(ABC):
         raise NotImplementedError
 
     async def heal(self) -> None:
-        """End every fault: connections work again. Held bytes of connections that still exist are passed on."""
+        """End every fault: connections work again. What `stall` held is passed on, now or a little later."""
         raise NotImplementedError
+
+    async def held_bytes_passed(self) -> None:
+        """Wait until what `stall` held has reached the broker, or its connection is gone."""
