@@ -60,7 +60,7 @@ class Account:
     def give(self, path: Path) -> None:
         """Make the account the owner of a file or folder (not of what is inside)."""
         if self.run_as:
-            os.chown(path, self.run_as["user"], self.run_as["group"])
+            os.lchown(path, self.run_as["user"], self.run_as["group"])
 
     def can_enter(self, path: Path) -> bool:
         """Whether every folder on the way lets this account through."""
@@ -107,7 +107,8 @@ def reachable(tree: Path, account: Account, copy_to: Path) -> Path:
     copy = copy_to / tree.name
     if not copy.exists():
         shutil.copytree(tree, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
-        copy.chmod(0o755)
+        for path in (copy, *copy.rglob("*")):
+            account.give(path)
     return copy
 
 
@@ -134,6 +135,13 @@ class _Guardian:
 _guardian = _Guardian()
 
 
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Server(ABC):
     """A server on a free loopback port. Use as a context manager, or `start()` and `close()`."""
 
@@ -143,6 +151,8 @@ class Server(ABC):
     """Patience for a start. Generous: machines that build and test are busy."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     stop_seconds: ClassVar[float] = 20.0
+    close_signal: ClassVar[signal.Signals] = signal.SIGKILL
+    """How it is ended for good: its files are removed anyway, so a clean stop would be wasted time."""
 
     def __init__(self, *, account: Account | None = None) -> None:
         self.host = LOCALHOST
@@ -261,9 +271,17 @@ class Server(ABC):
             self._process.wait(self.stop_seconds)
         self._signal_all(family, signal.SIGKILL)
         self._process.wait()
-        psutil.wait_procs(family, timeout=self.stop_seconds)
+        self._wait_for_end_of(family)
         _guardian.tell(f"ended {self._process.pid}")
         self._process = None
+
+    def _wait_for_end_of(self, processes: list[psutil.Process]) -> None:
+        """Wait for descendants; a zombie counts as gone, since init may take a second to reap it."""
+        patience_ends = time.monotonic() + self.stop_seconds
+        while any(map(_lives, processes)):
+            if time.monotonic() > patience_ends:
+                raise ServerFailed(f"{self.name} left processes behind: {[p.pid for p in processes if _lives(p)]}")
+            time.sleep(0.01)
 
     def freeze(self) -> None:
         """SIGSTOP for all its processes: connections stay open and nothing answers."""
@@ -288,8 +306,8 @@ class Server(ABC):
                 process.send_signal(which)
 
     def close(self) -> None:
-        """Stop and remove the folder. Idempotent."""
-        self.stop()
+        """End it and remove the folder. Idempotent."""
+        self._end(self.close_signal)
         shutil.rmtree(self.folder, ignore_errors=True)
         _guardian.tell(f"removed {self.folder}")
 

@@ -12,7 +12,9 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psycopg
 
 from relay.demo.processes import Server, ServerFailed, account_for_servers, reachable
 
@@ -40,6 +42,7 @@ class Postgres(Server):
 
     name: ClassVar[str] = "postgres"
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT  # "fast": ends sessions, then a checkpoint
+    close_signal: ClassVar[signal.Signals] = signal.SIGINT  # quick, and it removes its shared memory
     defaults: ClassVar[Mapping[str, object]] = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
@@ -63,7 +66,7 @@ class Postgres(Server):
 
     @property
     def bin(self) -> Path:
-        """Folder of `psql`, `pg_dump`, `pgbench` and the others."""
+        """Folder of the programs; those from Maven are `postgres`, `initdb` and `pg_ctl` only."""
         return self.installation / "bin"
 
     @property
@@ -103,16 +106,16 @@ class Postgres(Server):
             return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() == "ready"  # noqa: PLR2004  # "LOCK_FILE_LINE_PM_STATUS"
         return False
 
-    def psql(self, sql: str, dbname: str = "postgres") -> str:
-        """Run SQL as the superuser; unaligned rows, `ServerFailed` on the first error."""
-        return self.run(self.bin / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.dsn(dbname), "-c", sql).rstrip(
-            "\n"
-        )
+    def execute(self, query: str, dbname: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run one statement as the superuser in autocommit; its rows, if it has any."""
+        with psycopg.connect(self.dsn(dbname), autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
         """Stop, remove the folder and what kill -9 left in System V shared memory."""
         self.stop()
-        with contextlib.suppress(OSError, IndexError):
+        with contextlib.suppress(OSError, IndexError):  # no such file after a clean stop
             lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
             subprocess.run(["ipcrm", "-m", lines[6].split()[1]], check=False, stderr=subprocess.DEVNULL)  # noqa: S607  # wherever it is
         super().close()
