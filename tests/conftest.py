@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Server")
 
 
+pytest_plugins = ["tests.outbox"]
+
+
 @pytest.fixture
 def unique() -> str:
     """A short text that no other test has: for topics, key prefixes, slots, roles."""
