@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hiredis import ReplyError
 
 from relay.sink import CONFIRMED, Outcome
 from relay.sinks.redis.errors import judge
-from relay.sinks.redis.replies import read_group, reply_count
+from relay.sinks.redis.replies import all_confirmed, read_group, reply_count
 from relay.sinks.redis.rounds import defer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from relay.sinks.redis.errors import Verdict
     from relay.types import Message
 
 __all__ = ["Attempt"]
@@ -33,7 +32,7 @@ class Attempt:
 
     def pending(self) -> list[int]:
         """Indexes that may still be sent, in order; none once the sink is down."""
-        if self.down is not None:
+        if self.down is not None or None not in self._outcomes:
             return []
         batch, held = self.batch, self.held
         undecided = [index for index, outcome in enumerate(self._outcomes) if outcome is None]
@@ -61,7 +60,7 @@ class Attempt:
             end = start + reply_count(len(group))
             if end > len(replies):
                 break
-            reconnect |= self._read_group(group, read_group(len(group), replies[start:end]))
+            reconnect |= self._read_group(group, replies[start:end])
             start = end
         return reconnect
 
@@ -84,11 +83,17 @@ class Attempt:
 
     def outcomes(self, rest: Outcome) -> list[Outcome]:
         """One outcome for each message; `rest` is that of the messages about which nothing is known."""
+        if not self._failed and None not in self._outcomes:
+            return cast("list[Outcome]", self._outcomes)
         rest = self.down or rest
-        outcomes = [rest if outcome is None else outcome for outcome in self._outcomes]
-        return defer(self.batch, outcomes) if self._failed or rest in outcomes else outcomes
+        return defer(self.batch, [rest if outcome is None else outcome for outcome in self._outcomes])
 
-    def _read_group(self, group: Sequence[int], verdicts: Sequence[Verdict]) -> bool:
+    def _read_group(self, group: Sequence[int], replies: Sequence[Any]) -> bool:
+        if all_confirmed(len(group), replies):
+            for index in group:
+                self._outcomes[index] = CONFIRMED
+            return False
+        verdicts = read_group(len(group), replies)
         for index, verdict in zip(group, verdicts, strict=True):
             self.record(index, verdict.outcome)
         return any(verdict.reconnect for verdict in verdicts)

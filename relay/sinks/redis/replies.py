@@ -16,7 +16,7 @@ from relay.sinks.redis.errors import Verdict, judge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["read_group", "reply_count"]
+__all__ = ["all_confirmed", "read_group", "reply_count"]
 
 _CONFIRMED = Verdict(CONFIRMED)
 
@@ -24,6 +24,13 @@ _CONFIRMED = Verdict(CONFIRMED)
 def reply_count(messages: int) -> int:
     """How many replies a group of so many messages has when all goes well or ill."""
     return 1 if messages == 1 else messages + 2
+
+
+def all_confirmed(messages: int, replies: Sequence[Any]) -> bool:
+    """Whether every message of the group is in its stream: the usual case, answered quickly."""
+    ids = replies if messages == 1 else replies[-1]
+    # An entry's id is the only proof; whoever returns fewer ids than there were messages has not proved all.
+    return isinstance(ids, list) and len(ids) == messages and set(map(type, ids)) == {bytes}
 
 
 def read_group(messages: int, replies: Sequence[Any]) -> list[Verdict]:

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING
 from relay.sink import CONFIRMED, DEFERRED, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from relay.types import Message
 
 __all__ = ["defer", "next_round"]
 
 
-def next_round(batch: Sequence[Message], pending: Iterable[int]) -> dict[str, list[int]]:
+def next_round(batch: Sequence[Message], pending: Sequence[int]) -> dict[str, list[int]]:
     """Indexes of the messages that may go now, by stream, each in batch order.
 
     `pending` are the indexes without an outcome whose key is not held, in order. Never empty for a
     non-empty `pending`; ends after as many rounds as the most restless key changes its stream.
     """
+    streams = {message.destination for message in batch}
+    if len(streams) == 1:
+        return {streams.pop(): list(pending)} if pending else {}
     groups: dict[str, list[int]] = {}
     stream_of: dict[str, str | None] = {}
     for index in pending:
