@@ -126,9 +126,10 @@ class Kafka(Server):
         data = self.folder / "data"
         if not self._formatted:
             self.run(*self._java("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", "server.properties"))
-            self._formatted.update({file.name: file.read_bytes() for file in data.iterdir()})
-        data.mkdir(exist_ok=True)
+            files = [file for file in data.rglob("*") if file.is_file()]
+            self._formatted.update({str(file.relative_to(data)): file.read_bytes() for file in files})
         for name, content in self._formatted.items():
+            (data / name).parent.mkdir(parents=True, exist_ok=True)
             (data / name).write_bytes(content)
 
     def _java(self, main_class: str, *arguments: str) -> list[str]:
