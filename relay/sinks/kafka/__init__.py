@@ -1,0 +1,11 @@
+"""The Kafka sink.
+
+Modules, each below the one before: `sink` (the contract), `delivery` (one batch, its order and outcomes),
+`cluster` (brokers and requests), `topics` (partitions and leaders), `records`, `answers` (the table of errors),
+`partitioner`, `options`, `wire` (what we use of aiokafka).
+"""
+
+from relay.sinks.kafka.options import KafkaOptions
+from relay.sinks.kafka.sink import KafkaSink
+
+__all__ = ["KafkaOptions", "KafkaSink"]
