@@ -1,0 +1,1 @@
+"""Work that keeps the tables healthy, beside the flow of events."""
