@@ -3,6 +3,8 @@
 - `options`     what an operator can set, and the address
 - `encoding`    a message as the bytes of its XADD (pure)
 - `rounds`      which messages of a batch may be sent together (pure)
+- `request`     one round as the bytes of its transactions
+- `attempt`     what is known about each message of a batch
 - `replies`     what the replies say about each message (pure)
 - `errors`      what an error reply means: the one table (pure)
 - `connection`  one connection: handshake, one write, replies read in bulk

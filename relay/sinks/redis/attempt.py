@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from hiredis import ReplyError
-
 from relay.sink import CONFIRMED, Outcome
-from relay.sinks.redis.errors import judge
 from relay.sinks.redis.replies import all_confirmed, read_group, reply_count
 from relay.sinks.redis.rounds import defer
 
@@ -63,23 +60,6 @@ class Attempt:
             reconnect |= self._read_group(group, replies[start:end])
             start = end
         return reconnect
-
-    def blame(self, groups: Sequence[Sequence[int]], replies: Sequence[Any]) -> bool:
-        """After the connection ended: whether one message made the server end it, which is then rejected.
-
-        A value above the server's `proto-max-bulk-len` is answered by an error and a closed door. Nothing of its
-        transaction happened, because EXEC was never read, so the other messages may be sent again.
-        """
-        if not replies or not isinstance(replies[-1], ReplyError) or "invalid bulk length" not in str(replies[-1]):
-            return False
-        start = 0
-        for group in groups:
-            position = len(replies) - 1 - start - (len(group) > 1)
-            if 0 <= position < len(group):
-                self.record(group[position], judge(str(replies[-1])).outcome)
-                return True
-            start += reply_count(len(group))
-        return False
 
     def outcomes(self, rest: Outcome) -> list[Outcome]:
         """One outcome for each message; `rest` is that of the messages about which nothing is known."""

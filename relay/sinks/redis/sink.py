@@ -12,15 +12,14 @@ from hiredis import ReplyError
 from pydantic import BaseModel  # noqa: TC002 - the registry reads this annotation's value
 
 from relay.errors import InvalidConfig, PermissionMissing, SinkUnavailable
-from relay.sink import Outcome, rejected, unavailable
+from relay.sink import Outcome, unavailable
 from relay.sinks.redis.attempt import Attempt
-from relay.sinks.redis.connection import Connection, Refused, Unreachable, connect
-from relay.sinks.redis.encoding import EXEC, MULTI, command, xadd, xadd_start
+from relay.sinks.redis.connection import Connection, ConnectionLost, Refused, Unreachable, connect
+from relay.sinks.redis.encoding import command
 from relay.sinks.redis.errors import judge
 from relay.sinks.redis.options import RedisOptions
 from relay.sinks.redis.pool import Pool
-from relay.sinks.redis.replies import reply_count
-from relay.sinks.redis.rounds import next_round
+from relay.sinks.redis.request import build
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -34,6 +33,7 @@ _log = logging.getLogger(__name__)
 _PROBE = command("XADD", "outbox-relay:probe", "NOMKSTREAM", "*", "probe", "1")
 """Adds nothing, since the stream does not exist and is not made, but passes every check that a write does."""
 
+_UNWELCOME = unavailable("the server ends the connection when it is sent: too large for its proto-max-bulk-len?")
 _UNKNOWN = unavailable("nothing known", sink_down=True)
 
 
@@ -139,64 +139,30 @@ class RedisSink:
 
     async def _send(self, attempt: Attempt) -> None:
         """Rounds until nothing is left to send, on a new connection after one that ended or should."""
-        while pending := attempt.pending():
+        suspect: int | None = None
+        while suspect is not None or attempt.pending():
             async with self._pool.connection() as connection:
-                while pending and connection.is_usable:
-                    await self._round(connection, attempt, pending)
-                    pending = attempt.pending()
+                if suspect is not None:  # the server is there, so the message is to blame for the last connection
+                    attempt.record(suspect, _UNWELCOME)
+                suspect = await self._rounds(connection, attempt)
 
-    async def _round(self, connection: Connection, attempt: Attempt, pending: Sequence[int]) -> None:
-        groups, data = self._encode(attempt, next_round(attempt.batch, pending), connection.bulk_max)
-        if not groups:
-            return
-        try:
-            replies = await connection.exchange(data, sum(reply_count(len(group)) for group in groups))
-        except BaseException as error:
-            attempt.read(groups, connection.replies)
-            if not (isinstance(error, Unreachable) and attempt.blame(groups, connection.replies)):
-                raise
-        else:
-            if attempt.read(groups, replies):
-                connection.abort()
-
-    def _encode(self, attempt: Attempt, streams: dict[str, list[int]], bulk_max: int) -> tuple[list[list[int]], bytes]:
-        """The messages that are sent, by transaction, and the bytes of all of them. Records what is rejected."""
-        groups: list[list[int]] = []
-        parts: list[bytes] = []
-        for stream, indexes in streams.items():
-            group, commands = self._encode_group(attempt, stream, indexes, bulk_max)
-            if group:
-                groups.append(group)
-                parts += commands if len(group) == 1 else (MULTI, *commands, EXEC)
-        return groups, b"".join(parts)
-
-    def _encode_group(
-        self, attempt: Attempt, stream: str, indexes: list[int], bulk_max: int
-    ) -> tuple[list[int], list[bytes]]:
-        group: list[int] = []
-        commands: list[bytes] = []
-        limit = min(self._options.payload_bytes_max, bulk_max)
-        batch, held = attempt.batch, attempt.held
-        try:
-            start = xadd_start(stream, self._options.maxlen)
-        except UnicodeEncodeError:
-            start = None
-        for index in indexes:
-            message = batch[index]
-            if held and message.key in held:
+    async def _rounds(self, connection: Connection, attempt: Attempt) -> int | None:
+        """Send as long as the connection lasts; the message that it may have ended for, if there is one."""
+        limit = min(self._options.payload_bytes_max, connection.bulk_max)
+        while connection.is_usable and (pending := attempt.pending()):
+            request = build(attempt, pending, maxlen=self._options.maxlen, value_bytes_max=limit)
+            if not request.groups:  # all of them were rejected
                 continue
             try:
-                encoded = None if start is None else xadd(start, message)
-            except UnicodeEncodeError:
-                encoded = None
-            if encoded is None:
-                attempt.record(index, rejected("its stream or key is not Unicode text"))
-            elif len(encoded) > limit and (reason := _too_large(message, limit)):
-                attempt.record(index, rejected(reason))
-            else:
-                group.append(index)
-                commands.append(encoded)
-        return group, commands
+                replies = await connection.exchange(request.data, request.replies)
+            except BaseException as error:
+                attempt.read(request.groups, connection.replies)
+                if isinstance(error, ConnectionLost) and request.large_message is not None:
+                    return request.large_message
+                raise
+            if attempt.read(request.groups, replies):
+                connection.abort()
+        return None
 
     def _tls_context(self) -> ssl.SSLContext:
         file = self._options.tls_ca_file
@@ -222,14 +188,6 @@ class RedisSink:
                 "+xadd +multi +exec +ping and the streams' names (+client|kill +client|info +config|get help).",
             ) from None
         raise SinkUnavailable(text) from None
-
-
-def _too_large(message: Message, limit: int) -> str | None:
-    for name, value in (("payload", message.payload), ("headers", message.headers), ("key", message.key)):
-        size = 0 if value is None else len(value if isinstance(value, bytes) else value.encode())
-        if size > limit:
-            return f"{name} of {size} bytes is over the limit of {limit}"
-    return None
 
 
 def _advice(memory: Any) -> list[str]:
