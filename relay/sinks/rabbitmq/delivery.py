@@ -59,6 +59,11 @@ class Delivery:
         if not self.finished.done():
             self.finished.cancel()
 
+    @property
+    def is_finished(self) -> bool:
+        """All is answered or the channel ended, and it was not stopped before."""
+        return self.finished.done() and not self.finished.cancelled()
+
     # --- Listener ---
 
     def acknowledged(self, tag: int, *, multiple: bool) -> None:

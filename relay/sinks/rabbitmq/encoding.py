@@ -44,8 +44,9 @@ _PERSISTENT: Final = b"\x02"
 _HEADERS_FLAG, _DELIVERY_MODE_FLAG, _MESSAGE_ID_FLAG, _TIMESTAMP_FLAG = 1 << 13, 1 << 12, 1 << 7, 1 << 6
 _FLAGS: Final = _HEADERS_FLAG | _DELIVERY_MODE_FLAG | _MESSAGE_ID_FLAG
 
-_LAST_TIMESTAMP: Final = 253_402_300_799 * 1_000_000 + 999_999
-"""9999-12-31T23:59:59.999999Z. AMQP could say more, but clients fail to read it (pamqp: ValueError, connection lost)."""
+_TIMESTAMP_SECONDS_MAX: Final = 2**32 - 1
+"""2106-02-07. AMQP could say more, but pamqp (so every aio-pika consumer) reads larger values as milliseconds,
+and loses its connection over a year after 9999."""
 
 _SENDER_SELECTED: Final = frozenset({"CC", "BCC"})
 """RabbitMQ reads these headers as arrays of routing keys and closes the channel on anything else."""
@@ -102,9 +103,9 @@ class Encoder:
 
 def _content_header(message: Message, body_size: int) -> bytes:
     flags, timestamp = _FLAGS, b""
-    if 0 <= message.created_at <= _LAST_TIMESTAMP:
+    if 0 <= (seconds := message.created_at // 1_000_000) <= _TIMESTAMP_SECONDS_MAX:
         flags |= _TIMESTAMP_FLAG
-        timestamp = _longlong(message.created_at // 1_000_000)
+        timestamp = _longlong(seconds)
     table = _header_table(message)
     return b"".join(
         (

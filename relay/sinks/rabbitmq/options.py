@@ -26,7 +26,9 @@ class RabbitMQOptions(Section):
         description="batches in flight, each on a channel of its own; two hide each other's last confirm",
     )
     publish_timeout_seconds: Seconds = Field(
-        10.0, description="for one batch, connecting included; what has no confirm by then is tried again"
+        10.0,
+        description="for which the broker may be silent, connecting included; "
+        "what has no confirm by then is tried again. A batch that makes progress may take four times as long",
     )
     heartbeat_seconds: int = Field(
         15, ge=1, le=600, description="AMQP heartbeat; the broker drops a relay that is silent for twice as long"

@@ -33,7 +33,9 @@ __all__ = ["RabbitMQSink"]
 
 _PING_SECONDS_MAX: Final = 5.0
 _PROBE_SECONDS_MAX: Final = 1.0
-"""Kept back from the deadline to ask a silent broker whether it is alive."""
+"""Kept back from the time for silence, to ask the broker whether it is alive."""
+_PATIENCE: Final = 4
+"""How many times `publish_timeout_seconds` a batch may take in all while the broker is slow but not silent."""
 
 _BLOCKED: Final = "RabbitMQ blocks publishers: resource alarm (memory or disk, see `rabbitmqctl status`)"
 
@@ -60,7 +62,7 @@ class RabbitMQSink:
 
     async def ping(self) -> None:
         """Connect and look for the exchange. Raises SinkUnavailable, PermissionMissing or InvalidConfig."""
-        seconds = min(_PING_SECONDS_MAX, self._options.publish_timeout_seconds)
+        seconds = min(_PING_SECONDS_MAX, self._silence_seconds)
         try:
             async with asyncio.timeout(seconds):
                 await self._ping()
@@ -82,11 +84,14 @@ class RabbitMQSink:
             channel.close()
 
     async def publish(self, batch: Sequence[Message]) -> Sequence[Outcome]:
-        """See `relay.sink.Sink.publish`. The deadline is `publish_timeout_seconds`, connecting included."""
+        """See `relay.sink.Sink.publish`.
+
+        Given up when the broker has been silent for `publish_timeout_seconds`, connecting included, and
+        after four times as long whatever happens.
+        """
         ledger = Ledger(batch)
-        deadline = asyncio.get_running_loop().time() + self._options.publish_timeout_seconds
         try:
-            await self._deliver(ledger, deadline)
+            await self._deliver(ledger)
         except TimeoutError:
             self._connections.drop_if_idle("the broker did not answer")
             ledger.fail(unavailable(self._after_seconds("RabbitMQ did not answer"), sink_down=True))
@@ -103,55 +108,66 @@ class RabbitMQSink:
 
     # --- one batch ---
 
-    async def _deliver(self, ledger: Ledger, deadline: float) -> None:
-        async with asyncio.timeout_at(deadline):
+    async def _deliver(self, ledger: Ledger) -> None:
+        latest = self._now() + _PATIENCE * self._silence_seconds
+        async with asyncio.timeout(self._silence_seconds):
             await self._free.acquire()
         try:
             while ledger.open:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(min(self._now() + self._silence_seconds, latest)):
                     channel = await self._connections.lease()
                 try:
-                    await self._transmit(ledger, channel, deadline)
+                    await self._transmit(ledger, channel, latest)
                 finally:
                     self._connections.release(channel)
         finally:
             self._free.release()
 
-    async def _transmit(self, ledger: Ledger, channel: Channel, deadline: float) -> None:
-        """Send on one channel until all is answered, the channel ends, or the deadline."""
+    async def _transmit(self, ledger: Ledger, channel: Channel, latest: float) -> None:
+        """Send on one channel until all is answered, the channel ends, or the broker is silent for too long."""
         delivery = Delivery(ledger, channel, self._encoder(channel.wire.frame_max))
-        seconds_left = deadline - self._probe_seconds - asyncio.get_running_loop().time()
         try:
             delivery.start()
-            await asyncio.wait({delivery.finished}, timeout=max(0.0, seconds_left))
-            outcome = None if delivery.finished.done() else await self._silence(channel, delivery)
+            await self._wait(delivery, latest)
+            answers = delivery.is_finished or await self._answers(channel)
         except asyncio.CancelledError:
             channel.wire.abort("a batch was abandoned")  # not a byte of it may follow
             raise
         finally:
             delivery.stop()
-        if delivery.finished.done() and not delivery.finished.cancelled():
-            fault = delivery.finished.result()
-            if fault is not None:
-                _charge(ledger, fault)
-        elif outcome is not None:
-            ledger.fail_in_flight(outcome)
-            ledger.fail(outcome)
+        if not delivery.is_finished:
+            self._give_up(ledger, channel, delivery, answers=answers)
+        elif (fault := delivery.finished.result()) is not None:
+            _charge(ledger, fault)
 
-    async def _silence(self, channel: Channel, delivery: Delivery) -> Outcome:
-        """The deadline came and something has no confirm: whose fault is it? Gives up what must be given up."""
-        wire = channel.wire
-        silent_seconds = asyncio.get_running_loop().time() - delivery.last_answer
-        if wire.blocked:
-            wire.abort("the broker blocks publishers")
+    async def _wait(self, delivery: Delivery, latest: float) -> None:
+        """Until the delivery is finished or the broker is silent; a second is left for `_answers`.
+
+        A broker that is slow is not given up: what is in flight would be sent again, and make it slower.
+        """
+        while not delivery.finished.done():
+            until = min(delivery.last_answer + self._silence_seconds, latest) - self._probe_seconds
+            if (seconds := until - self._now()) <= 0:
+                return
+            await asyncio.wait({delivery.finished}, timeout=seconds)
+
+    def _give_up(self, ledger: Ledger, channel: Channel, delivery: Delivery, *, answers: bool) -> None:
+        outcome = self._why_silent(channel, delivery, answers=answers)
+        if answers:
+            channel.close()  # the broker has read the whole batch, so nothing of it is still to be sent
+        else:
+            channel.wire.abort(outcome.reason)
+        ledger.fail_in_flight(outcome)
+        ledger.fail(outcome)
+
+    def _why_silent(self, channel: Channel, delivery: Delivery, *, answers: bool) -> Outcome:
+        if channel.wire.blocked:
             return unavailable(_BLOCKED, sink_down=True)
-        if not await self._answers(channel):
-            wire.abort("the broker did not answer")
+        if not answers:
             return unavailable(self._after_seconds("RabbitMQ did not answer"), sink_down=True)
-        # It has read the whole batch, so nothing of it is still to be sent: the channel alone goes.
-        channel.close()
-        if silent_seconds < self._options.publish_timeout_seconds / 2:
-            return unavailable(self._after_seconds("RabbitMQ is too slow: some have no confirm"), sink_down=True)
+        if self._now() - delivery.last_answer < self._silence_seconds / 2:
+            return unavailable("RabbitMQ is too slow: it confirmed only a part of the batch", sink_down=True)
+        # The channel is alive and the queue is not, such as a quorum queue without its majority.
         return unavailable(self._after_seconds("RabbitMQ answers, but the queue did not confirm"))
 
     async def _answers(self, channel: Channel) -> bool:
@@ -163,9 +179,17 @@ class RabbitMQSink:
             return False
         return True
 
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def _silence_seconds(self) -> float:
+        return self._options.publish_timeout_seconds
+
     @property
     def _probe_seconds(self) -> float:
-        return min(_PROBE_SECONDS_MAX, self._options.publish_timeout_seconds / 5)
+        return min(_PROBE_SECONDS_MAX, self._silence_seconds / 5)
 
     def _encoder(self, frame_max: int) -> Encoder:
         if self._encoder_made is None or self._encoder_made.frame_max != frame_max:
@@ -173,7 +197,7 @@ class RabbitMQSink:
         return self._encoder_made
 
     def _after_seconds(self, what: str) -> str:
-        return f"{what} within {self._options.publish_timeout_seconds:g} s; whether it arrived is unknown"
+        return f"{what} within {self._silence_seconds:g} s; whether it arrived is unknown"
 
 
 def _charge(ledger: Ledger, fault: Fault) -> None:
