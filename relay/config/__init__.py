@@ -1,5 +1,6 @@
 """`relay.toml` and its environment variables as one frozen, typed model for each section."""
 
+from relay.config.loading import Loaded, load, read
 from relay.config.models import (
     Config,
     Database,
@@ -19,6 +20,7 @@ __all__ = [
     "Database",
     "Http",
     "Leases",
+    "Loaded",
     "Logging",
     "Pipeline",
     "Polling",
@@ -26,4 +28,6 @@ __all__ = [
     "Route",
     "SinkSection",
     "Source",
+    "load",
+    "read",
 ]

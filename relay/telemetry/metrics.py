@@ -47,7 +47,7 @@ class DeadLetterKind(StrEnum):
     """Why an event was given up."""
 
     REJECTED = "rejected"
-    EXHAUSTED = "exhausted"
+    ATTEMPTS = "attempts"
     UNROUTED = "unrouted"
     OTHER = "other"
 
