@@ -91,6 +91,7 @@ class Delivery:
         now = int(time() * 1000)
         keyless: dict[Topic, Partition] = {}
         packed: dict[Partition, deque[Piece]] = {}
+        current: dict[Partition, Piece] = {}
         for index in indexes:
             message = batch[index]
             topic = topics[message.destination]
@@ -110,11 +111,11 @@ class Delivery:
                 self.fail((index,), rejected(f"key or headers cannot be encoded: {type(error).__name__}"))
                 continue
             milliseconds = timestamp(message.created_at, now)
-            if (pieces := packed.get(partition)) is None:
-                pieces = packed[partition] = deque((Piece(codec, min(topic.batch_bytes, limit)),))
-            if not pieces[-1].add(index, milliseconds, raw, message, fields):
-                pieces.append(Piece(codec, min(topic.batch_bytes, limit)))
-                pieces[-1].add(index, milliseconds, raw, message, fields)
+            piece = current.get(partition)
+            if piece is None or not piece.add(index, milliseconds, raw, message, fields):
+                piece = current[partition] = Piece(codec, min(topic.batch_bytes, limit))
+                piece.add(index, milliseconds, raw, message, fields)
+                packed.setdefault(partition, deque()).append(piece)
         return packed
 
     def _repack(self, indexes: Iterable[int]) -> Piece:

@@ -43,9 +43,10 @@ def headers(message: Message) -> list[Header]:
     made: list[Header] = [("id", message.id.encode()), ("created_at", rfc3339(message.created_at).encode())]
     text = message.headers
     if text is not None:
-        for name, value in decode(text).items():
-            if name not in _OURS:
-                made.append((name, value if value is None else value.encode()))  # measured: faster
+        own = decode(text)
+        if not _OURS.isdisjoint(own):
+            own = {name: value for name, value in own.items() if name not in _OURS}
+        made += [(name, value if value is None else value.encode()) for name, value in own.items()]
     return made
 
 
@@ -80,4 +81,5 @@ class Piece:
     def build(self, producer_id: int, epoch: int, sequence: int) -> bytearray:
         """Bytes of the record batch, compressed; only once."""
         self._builder.set_producer_state(producer_id, epoch, sequence)
-        return bytearray(self._builder.build())
+        built: bytearray = self._builder.build()
+        return built
