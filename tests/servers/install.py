@@ -41,10 +41,8 @@ def main() -> int:
     if missing:
         _install(missing)
     complete = not any(not _installed(program) for program in PACKAGES)
-    for fetch in (
-        *(lambda major=major: postgres_installation(major) for major in POSTGRES),
-        Kafka.prepare_class_archive,
-    ):
+    fetches: list[Callable[[], object]] = [partial(postgres_installation, major) for major in POSTGRES]
+    for fetch in (*fetches, Kafka.prepare_class_archive):
         try:
             fetch()
         except ServerMissing as reason:
