@@ -41,6 +41,20 @@ _TURN_SECONDS: Final = 0.1
 _SETTINGS: Final = f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms';\nSET LOCAL statement_timeout = 0;\n"
 
 
+_HOLDERS: Final = """
+SELECT DISTINCT CASE WHEN held.pid IS NOT NULL THEN 'pid ' || held.pid
+                     ELSE 'prepared transaction ' || coalesce(quote_literal(prepared.gid), '?') END AS holder
+  FROM pg_locks held
+  JOIN pg_class c ON c.oid = held.relation
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_locks own ON own.virtualtransaction = held.virtualtransaction AND own.locktype = 'transactionid' AND own.granted
+  LEFT JOIN pg_prepared_xacts prepared ON prepared.transaction = own.transactionid
+ WHERE held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND held.granted AND n.nspname = {schema_name} AND c.relname = {outbox_name}
+ ORDER BY holder
+"""
+
+
 @dataclass(frozen=True)
 class Applied:
     """One step that this call did. `version` is None for a step that follows from an option."""
@@ -185,19 +199,13 @@ async def _apply_first(
 
 
 async def _blockers(connection: asyncpg.Connection[Any], names: Names) -> str:
-    """Who holds the outbox: a process id or a prepared transaction, which has none."""
+    """Who holds the outbox: a process id, or the name of a prepared transaction, which has no process.
+
+    The latter keeps the virtual transaction of the session that prepared it (until a restart), so its
+    name is found through the lock on its own transaction id.
+    """
     async with connection.transaction(isolation="read_committed"):
-        holders = await connection.fetch(
-            names.format("""
-            SELECT DISTINCT coalesce('pid ' || l.pid, 'prepared transaction ' || quote_literal(p.gid)) AS holder
-              FROM pg_locks l
-              JOIN pg_class c ON c.oid = l.relation
-              JOIN pg_namespace n ON n.oid = c.relnamespace
-              LEFT JOIN pg_prepared_xacts p ON l.virtualtransaction = '-1/' || p.transaction
-             WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-               AND l.granted AND n.nspname = {schema_name} AND c.relname = {outbox_name}
-            """)
-        )
+        holders = await connection.fetch(names.format(_HOLDERS))
     listed = ", ".join(holder["holder"] for holder in holders)
     return f"it is locked by {listed}" if listed else "it was locked by transactions that came and went"
 
