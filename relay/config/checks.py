@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from string import Formatter
 from typing import TYPE_CHECKING, Final
 
 from relay.config.spelling import did_you_mean, file_name
@@ -28,6 +27,7 @@ NO_SINK: Final = (
 _SINK_NAME: Final = re.compile(r"[A-Za-z0-9]+([_-][A-Za-z0-9]+)*")
 _SINK_NAME_MAX: Final = 63
 _RESERVED: Final = frozenset({"none", "other"})
+_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
 
@@ -88,14 +88,8 @@ def _route_problems(config: Config, number: int, route: Route) -> Iterator[str]:
 
 
 def _template_problem(template: str) -> str | None:
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        return f"{error}; a literal brace is written twice"
-    for _text, name, spec, conversion in parts:
-        if name is not None and (name not in {"topic", "key"} or spec or conversion):
-            return f"{{{name}}} is unknown; `{{topic}}` and `{{key}}` are known"
-    return None
+    unknown = [name for name in _PLACEHOLDER.findall(template) if name not in {"topic", "key"}]
+    return f"{{{unknown[0]}}} is unknown; `{{topic}}` and `{{key}}` are known" if unknown else None
 
 
 def _covers(earlier: str, later: str) -> bool:

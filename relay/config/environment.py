@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Override", "from_environment", "from_flags", "put"]
 
-_IGNORED: Final = frozenset({"RELAY_CONFIG"})
+_NOT_SETTINGS: Final = re.compile(r"RELAY_CONFIG|RELAY_TEST_\w+")  # the file's place; switches of the test suite
 
 # Kubernetes puts the addresses of every Service into every pod, so one that is called `relay` or `relay-metrics`
 # sets RELAY_PORT, RELAY_SERVICE_HOST, RELAY_METRICS_PORT_9464_TCP_ADDR, ...
@@ -45,7 +45,7 @@ class Override:
 def from_environment(environ: Mapping[str, str], tree: Mapping[str, Any]) -> Iterator[Override]:
     """The overrides of all `RELAY_` variables; `tree` is the file, whose sinks they may name."""
     for name, text in sorted(environ.items()):
-        if not name.startswith(PREFIX) or name in _IGNORED or _SERVICE_LINK.fullmatch(name) or text == "":
+        if not name.startswith(PREFIX) or _NOT_SETTINGS.fullmatch(name) or _SERVICE_LINK.fullmatch(name) or text == "":
             continue
         parts = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if _secret(parts) is not None and environ.get(name.removesuffix("_FILE")):

@@ -1,1 +1,1 @@
-"""Work that keeps the tables healthy, beside the flow of events."""
+"""Looking after the outbox: what an operator sees of it."""
