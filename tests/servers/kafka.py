@@ -131,7 +131,8 @@ class Kafka(Server):
             self._formatted.update({str(file.relative_to(data)): file.read_bytes() for file in files})
         for name, content in self._formatted.items():
             (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_bytes(content)
+            if not (data / name).exists():
+                (data / name).write_bytes(content)
 
     def _java(self, main_class: str, *arguments: str) -> list[str]:
         return [
