@@ -68,13 +68,13 @@ SELECT s.sink, counted.events, counted.oldest_age_seconds
  CROSS JOIN LATERAL (SELECT count(*) AS events,
                             extract(epoch FROM clock_timestamp() - min(stored_at))::float8 AS oldest_age_seconds
                        FROM (SELECT stored_at FROM {parked} p WHERE p.sink = s.sink
-                              ORDER BY lane, key, number LIMIT {per_sink_max}) some) counted
+                              ORDER BY lane, key, number LIMIT {per_sink_max}) bounded) counted
  WHERE s.sink IS NOT NULL ORDER BY s.sink
 """
 
 DEAD: Final = """
 SELECT sink, kind, count(*) AS events, count(*) FILTER (WHERE holds) AS holding, max(died_at) AS last_died_at
-  FROM (SELECT sink, kind, holds, died_at FROM {dead_letter} ORDER BY number LIMIT {dead_max}) some
+  FROM (SELECT sink, kind, holds, died_at FROM {dead_letter} ORDER BY number LIMIT {dead_max}) bounded
  GROUP BY sink, kind ORDER BY sink, kind
 """
 

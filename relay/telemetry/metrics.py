@@ -184,7 +184,7 @@ class Metrics:
 
     def sink(self, name: str | None) -> SinkMetrics:
         """The series of a sink. None is an event that no route took; an unconfigured name counts as `other`."""
-        if (found := self._sinks.get(name or NO_SINK)) is None:
+        if (found := self._sinks.get(NO_SINK if name is None else name)) is None:
             label = NO_SINK if name is None else OTHER
             found = self._sinks.setdefault(label, SinkMetrics(self, label))
         return found
