@@ -8,6 +8,11 @@ topic, sink or event id; never payloads or secrets.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
     "InvalidConfig",
     "LeaseLost",
@@ -39,7 +44,11 @@ class MessageRejected(RelayError):
 
 
 class LeaseLost(RelayError):
-    """Another pod owns the lane by now, so this pod may decide nothing about it (PROTOCOLS.md 2)."""
+    """Another pod owns these lanes by now, so this pod may decide nothing about them (PROTOCOLS.md 2)."""
+
+    def __init__(self, lanes: Iterable[int]) -> None:
+        self.lanes = frozenset(lanes)
+        super().__init__(f"lanes owned by another pod: {', '.join(map(str, sorted(self.lanes)))}")
 
 
 class StopError(RelayError):

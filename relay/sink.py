@@ -6,12 +6,14 @@ said that it has the message. A timeout is *unknown*, which is `unavailable`, ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from relay.types import Message
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relay.types import Message
 
 __all__ = ["CONFIRMED", "DEFERRED", "Outcome", "Sink", "Status", "rejected", "unavailable"]
 

@@ -14,6 +14,7 @@ from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 __all__ = ["rfc3339"]
 
 _DAY = 86_400
+_LAST_YEAR = 9999  # of RFC 3339
 
 
 def rfc3339(microseconds: int) -> str:
@@ -30,7 +31,7 @@ def rfc3339(microseconds: int) -> str:
 def _seconds(seconds: int) -> str:
     days, second = divmod(seconds, _DAY)
     year, month, day = _civil(days)
-    if year > 9999:
+    if year > _LAST_YEAR:
         date = f"+{year}"
     elif year < 0:
         date = f"-{-year:04d}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LANES", "TIMESTAMP_INFINITY", "TIMESTAMP_MINUS_INFINITY", "Lease", "Message"]
+__all__ = ["LANES", "TIMESTAMP_INFINITY", "TIMESTAMP_MINUS_INFINITY", "Lease", "Message", "Outstanding"]
 
 LANES: Final = 64
 """Number of lanes: the unit of ownership. `hash(key) mod 64`, a stored generated column."""
@@ -28,10 +28,14 @@ class Lease:
 
     `lost` turns true once, when this pod learns that the lane is no longer its own; whatever was
     read under the lease is then dropped before it is published.
+
+    `server` is the incarnation of the database that granted it (start time and timeline). Numbers are
+    only meaningful there: a promoted standby may give the same `seq` to another event.
     """
 
     lane: int
     epoch: int
+    server: str = ""
     lost: bool = False
 
 
@@ -75,6 +79,10 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """How many sinks have yet to be done with an event before it can be settled."""
+    """How many sinks have yet to be done with an event before it can be settled.
+
+    `dropped`: one of them did not deliver it because the lease was lost, so it must not be settled.
+    """
 
     sinks: int
+    dropped: bool = False

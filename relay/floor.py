@@ -1,0 +1,77 @@
+"""How far up the sequence a reader may skip (pure; PROTOCOLS.md rule 8).
+
+"Not settled" is the only cursor that is safe by itself: a transaction may commit late with a lower
+number, and a later event of the same key, inserted after that commit, must not be read without it.
+But a read from the very start crawls over the dead index entries of everything delivered while
+somebody holds an old snapshot. So a reader skips what lies below a *floor*, and the floor rises only
+over numbers that no transaction can still bring in:
+
+1. sample `last_value` of the sequence, and after it the holders of ROW EXCLUSIVE on the outbox: whoever
+   took a number up to `last_value` had the lock before, so it is among the holders or it has ended;
+2. once every one of those holders has ended (a lock is released after its transaction became visible),
+   a read that starts later sees every number up to `last_value` that was ever committed;
+3. such a read moves the lane's floor up to `last_value`, or to the last row that its limit let through.
+
+A sample counts only when the WAL is flushed up to where it was taken: a crash could otherwise hand the
+same numbers out again, below the floor. All of it lives in memory, for one claim on one server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+__all__ = ["Horizon", "Sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at the server, taken in this order.
+
+    `server`      identity of the server's incarnation (start time and timeline)
+    `last_value`  of the outbox's sequence
+    `holders`     virtual transactions that hold ROW EXCLUSIVE on the outbox or a partition of it
+    """
+
+    server: str
+    last_value: int
+    holders: AbstractSet[str]
+
+
+class Horizon:
+    """The highest number up to which no open transaction can bring in a row any more.
+
+    `stable` may be used by a read that *starts* after it was returned.
+    """
+
+    __slots__ = ("_candidate", "_server", "_waiting", "stable")
+
+    def __init__(self) -> None:
+        self.stable = 0
+        self._server = ""
+        self._candidate = 0
+        self._waiting: frozenset[str] = frozenset()
+
+    def observe(self, sample: Sample) -> bool:
+        """Take a durable sample. Returns False when the server changed: the caller resets its floors."""
+        if sample.server != self._server:
+            first = self._server == ""
+            self._server = sample.server
+            self.stable = 0
+            self._candidate, self._waiting = sample.last_value, frozenset(sample.holders)
+            self._promote(sample)
+            return first
+        self._waiting &= sample.holders
+        self._promote(sample)
+        return True
+
+    def _promote(self, sample: Sample) -> None:
+        if self._waiting:
+            return
+        self.stable = self._candidate
+        self._candidate, self._waiting = sample.last_value, frozenset(sample.holders)
+        if not self._waiting:
+            self.stable = self._candidate

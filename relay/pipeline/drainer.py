@@ -1,0 +1,96 @@
+"""Brings parked events back: looks for heads whose time has come and sends each key's rows in order.
+
+One drainer for each sink, in cycles: read runs, send them through the same workers as everything
+else, record what became of them. A sink that is down is probed with a single run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from relay.pipeline.runs import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from relay.pipeline.pipe import Pipe
+    from relay.types import Lease, Message
+
+__all__ = ["Drainer"]
+
+_HEADS_MAX: Final = 64
+_FOLLOWERS_MAX: Final = 64
+_LOOK_SECONDS: Final = 5.0
+"""Between looks when nothing of ours is known to be due: a retried dead letter is noticed within it."""
+
+
+class Drainer:
+    """Empties `outbox_parked` for one sink and the lanes that this pod owns."""
+
+    def __init__(
+        self, pipe: Pipe, leases: Callable[[], Sequence[Lease]], put: Callable[[Sequence[Message]], None]
+    ) -> None:
+        self._pipe, self._leases, self._put = pipe, leases, put
+        self._cycle_over = asyncio.Condition()
+        self._busy = False
+
+    async def run(self) -> None:
+        """Drain until cancelled."""
+        while True:
+            await self._rest()
+            if leases := self._own():
+                await self._cycle(leases)
+
+    async def idle(self) -> None:
+        """Wait until no rows are on their way."""
+        async with self._cycle_over:
+            await self._cycle_over.wait_for(lambda: not self._busy)
+
+    async def _rest(self) -> None:
+        self._pipe.parked.clear()
+        leases = self._own()
+        due = await self._pipe.next_due(leases) if leases else None
+        pause = min(_LOOK_SECONDS, due) if due is not None else _LOOK_SECONDS
+        if self._pipe.circuit.is_open:
+            pause = max(pause, self._pipe.circuit.pause())
+        if pause > 0:
+            try:
+                async with asyncio.timeout(pause):
+                    await self._pipe.parked.wait()
+            except TimeoutError:
+                pass
+
+    async def _cycle(self, leases: Sequence[Lease]) -> None:
+        self._busy = True
+        try:
+            probing = self._pipe.circuit.is_open
+            found = await self._pipe.due(leases, 1 if probing else _HEADS_MAX, _FOLLOWERS_MAX)
+            if found:
+                await self._send(found)
+        finally:
+            self._busy = False
+            async with self._cycle_over:
+                self._cycle_over.notify_all()
+
+    async def _send(self, found: Sequence[list[Message]]) -> None:
+        pipe = self._pipe
+        runs = []
+        for messages in found:
+            run = Run(messages)
+            runs.append(run)
+            pipe.runs.add(run, messages)
+            self._put(messages)
+        try:
+            await self._ended(runs)
+        finally:
+            pipe.runs.clear()
+        await pipe.finish(runs)
+
+    async def _ended(self, runs: Sequence[Run]) -> None:
+        while any(run.open and not run.lease.lost for run in runs):
+            self._pipe.run_ended.clear()
+            await self._pipe.run_ended.wait()
+
+    def _own(self) -> list[Lease]:
+        return [lease for lease in self._leases() if not lease.lost]

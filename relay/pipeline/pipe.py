@@ -1,0 +1,247 @@
+"""What the workers of one sink share: its circuit, its holds, its runs, and the decisions that are written.
+
+Parking, burying and finishing go through here, one at a time for each sink: a key is freed and its
+events are parked under the same lock, so no event can be parked behind a key that has just been freed
+(PROTOCOLS.md rule 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from relay.pipeline.circuit import Circuit
+from relay.pipeline.holds import Holds, HoldState
+from relay.pipeline.runs import Run, Runs
+from relay.sink import Outcome, Sink, Status
+from relay.store import Burial, Parked, ParkingStore
+from relay.telemetry.logs import get_logger
+from relay.telemetry.metrics import FailureKind, Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from relay.pipeline.decisions import Decisions
+    from relay.pipeline.recovery import Recovery
+    from relay.pipeline.settlement import Settlement
+    from relay.retry import Backoff
+    from relay.types import Lease, Message
+
+__all__ = ["Pipe", "PipeOptions"]
+
+_log = get_logger(__name__)
+
+_AFTER_OUTAGE_SECONDS: Final = 0.5
+"""Until the next look at a run that an outage ended; the circuit decides when it is really tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipeOptions:
+    """Limits of one sink's workers. `park_outage_after_seconds` None: an outage blocks, nothing is parked for it."""
+
+    batch_events_max: int
+    batch_bytes_max: int
+    attempts_max: int
+    park_outage_after_seconds: float | None
+
+
+class Pipe:
+    """One sink, seen from its workers and its drainer."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        options: PipeOptions,
+        *,
+        parking: ParkingStore,
+        decisions: Decisions,
+        settlement: Settlement,
+        recovery: Recovery,
+        retry: Backoff,
+        outage: Backoff,
+        metrics: Metrics,
+        holds_on_dead_letter: Callable[[str], bool],
+    ) -> None:
+        self.name, self.sink, self.options = name, sink, options
+        self.settlement, self.recovery, self.retry = settlement, recovery, retry
+        self.metrics = metrics.sink(name)
+        self.metrics.up.set(1)
+        self.circuit = Circuit(outage)
+        self.holds = Holds()
+        self.lock = asyncio.Lock()
+        self.parked = asyncio.Event()
+        """Set when something was parked, or may be due: wakes the drainer."""
+        self.run_ended = asyncio.Event()
+        self.runs = Runs(self.run_ended.set)
+        self.requeue: Callable[[Sequence[Message]], None] = lambda _messages: None
+        """Gives messages back to the front of their workers' queues; set by whoever makes the workers."""
+        self._reopened = 0
+        self._parking, self._decisions = parking, decisions
+        self._holds_on_dead_letter = holds_on_dead_letter
+
+    # -- the sink's state ----------------------------------------------------------------------
+
+    @property
+    def parks_everything(self) -> bool:
+        """True once the outage has lasted so long that the other sinks must not wait for this one."""
+        at = self.park_outage_at
+        return at is not None and asyncio.get_running_loop().time() >= at
+
+    @property
+    def park_outage_at(self) -> float | None:
+        """Loop time from which everything is parked; None when the sink is up or alone."""
+        if self.circuit.down_since is None or self.options.park_outage_after_seconds is None:
+            return None
+        return self.circuit.down_since + self.options.park_outage_after_seconds
+
+    async def answered(self) -> None:
+        """The sink said something about single messages: it is there."""
+        if await self.circuit.succeed():
+            self.metrics.up.set(1)
+            self.metrics.misconfigured.set(0)
+            self.parked.set()
+            _log.info("sink is back", sink=self.name)
+
+    async def down(self, outcome: Outcome) -> None:
+        """The sink takes nothing."""
+        began = await self.circuit.fail(outcome.reason, misconfigured=outcome.misconfigured)
+        self.metrics.misconfigured.set(outcome.misconfigured)
+        if began:
+            self.metrics.up.set(0)
+            event = "sink refuses this relay, waiting for an operator" if outcome.misconfigured else "sink is down"
+            _log.warning(event, sink=self.name, reason=outcome.reason)
+
+    # -- outcomes ------------------------------------------------------------------------------
+
+    def confirmed(self, messages: Sequence[Message]) -> None:
+        """The broker has these: settle the rows, or move their runs on. In order, before anything is awaited."""
+        self.metrics.confirmed([message.stored_at for message in messages], time.time_ns() // 1_000)
+        direct = [message for message in messages if message.parked is None]
+        if len(direct) != len(messages):
+            for message in messages:
+                if message.parked is not None and (run := self.runs.of(message)):
+                    run.confirmed(message)
+            self.runs.closed()
+        if direct:
+            self.settlement.confirmed(direct)
+
+    def fail_run(self, run: Run, message: Message, outcome: Outcome, *, dead: bool, counted: bool) -> None:
+        """A parked row was not confirmed. `counted`: against its attempts; otherwise the sink itself was down."""
+        result = run.fail()
+        result.failed = message
+        result.attempts = message.attempts + counted
+        result.error = outcome.reason
+        result.delay_seconds = self.delay(result.attempts, outcome) if counted else _AFTER_OUTAGE_SECONDS
+        if dead:
+            result.burial = self.burial(message, outcome)
+        self.runs.closed()
+
+    def delay(self, attempts: int, outcome: Outcome) -> float:
+        """Seconds until the next attempt. An operator's mistake is looked at at the slowest pace."""
+        return self.retry.cap_seconds if outcome.misconfigured else self.retry.delay(max(attempts, 1))
+
+    def burial(self, message: Message, outcome: Outcome) -> Burial:
+        """The dead letter of a message."""
+        kind = "rejected" if outcome.status is Status.REJECTED else "attempts"
+        holds = message.key is not None and self._holds_on_dead_letter(message.topic)
+        return Burial(message, self.name, kind, outcome.reason, message.attempts + 1, holds)
+
+    # -- decisions, written under the lock -----------------------------------------------------
+
+    async def set_aside(self, messages: Sequence[Message]) -> list[Message]:
+        """Park events whose key is held, and return the others."""
+        if not (kept := [message for message in messages if self.holds.state(message) is not HoldState.FREE]):
+            return list(messages)
+        free = [message for message in messages if self.holds.state(message) is HoldState.FREE]
+        reopened = self._reopened
+        async with self.lock:
+            if self._reopened != reopened:
+                # Runs ended meanwhile: what waited for their keys is at the front now, and older than these.
+                self.requeue(kept)
+                return free
+            held = self._sort(kept)
+            if held:
+                await self._decisions.park(self.name, [Parked(message) for message in held])
+                self.parked.set()
+        return free
+
+    async def park(self, entries: Sequence[Parked]) -> None:
+        """Park events that failed; their keys are held already.
+
+        And once more under the lock: a run of the same key (a dead letter that somebody retried) may have
+        freed it in between.
+        """
+        async with self.lock:
+            for entry in entries:
+                if entry.message.key is not None and entry.message.lease is not None:
+                    self.holds.hold(entry.message.lease, entry.message.key)
+            await self._decisions.park(self.name, entries)
+        self.parked.set()
+
+    async def bury(self, entries: Sequence[Burial]) -> None:
+        """Write dead letters of events that came directly."""
+        async with self.lock:
+            await self._decisions.bury(entries)
+
+    async def finish(self, runs: Sequence[Run]) -> None:
+        """Record what became of runs, free the keys that have nothing left, and let go what waited."""
+        async with self.lock:
+            still = await self._decisions.finish(self.name, [run.result for run in runs])
+            self._reopened += 1
+            for run in runs:
+                if run.key is not None and not run.lease.lost:
+                    self.requeue(self.holds.reopen(run.lease, run.key, held=(run.lease.lane, run.key) in still))
+
+    async def due(self, leases: Sequence[Lease], heads: int, followers: int) -> list[list[Message]]:
+        """Runs to try now. Their keys are held, or closing if nothing is left behind the run."""
+        async with self.lock:
+            found = await self.recovery.until_done(
+                "read parked", lambda: self._parking.due(self.name, leases, heads, followers + 1)
+            )
+            runs = []
+            for rows in found:
+                run, head = list(rows[:followers]), rows[0]
+                runs.append(run)
+                if head.key is None or head.lease is None:
+                    continue
+                if len(rows) <= followers:
+                    self.holds.close(head.lease, head.key)
+                else:
+                    self.holds.hold(head.lease, head.key)
+        return runs
+
+    async def next_due(self, leases: Sequence[Lease]) -> float | None:
+        """Seconds until something is due; None when nothing is parked. Frees lanes that were held as a whole."""
+        async with self.lock:
+            due = await self.recovery.until_done("look at parked", lambda: self._parking.next_due(self.name, leases))
+            for lease in self.holds.whole():
+                if not self.parks_everything and await self._empty(lease):
+                    self.holds.release_whole(lease)
+        return due
+
+    async def _empty(self, lease: Lease) -> bool:
+        held = await self.recovery.until_done("look at parked", lambda: self._parking.held([lease]))
+        return all(entry.sink != self.name for entry in held)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _sort(self, messages: Iterable[Message]) -> list[Message]:
+        held = []
+        for message in messages:
+            if self.holds.state(message) is HoldState.CLOSING:
+                self.holds.wait(message)
+            else:
+                held.append(message)
+        return held
+
+    def count(self, outcome: Outcome, events: int = 1) -> None:
+        """Count failed attempts by kind."""
+        kind = FailureKind.REJECTED if outcome.status is Status.REJECTED else FailureKind.UNAVAILABLE
+        if outcome.misconfigured:
+            kind = FailureKind.MISCONFIGURED
+        elif outcome.sink_down:
+            kind = FailureKind.SINK_DOWN
+        self.metrics.failed(kind, events)

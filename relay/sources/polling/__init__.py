@@ -1,0 +1,1 @@
+"""Events read from the outbox table itself: NOTIFY wake-up, then reads by lane."""

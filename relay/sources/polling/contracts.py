@@ -1,0 +1,81 @@
+"""What the polling source needs from PostgreSQL; also implemented in memory, for the simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from relay.types import Lease, Message
+
+__all__ = ["Bell", "Cursor", "Mark", "Outbox", "Page"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Read up to `limit` unsettled rows of a lane above `floor`."""
+
+    lease: Lease
+    floor: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The server at the time of a read: its incarnation, and the last number that the sequence gave out."""
+
+    server: str
+    last_value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows of one read, by lane, each lane in order of `seq`.
+
+    `withheld`: sizes by seq of rows whose payload was too large to come along; fetch them one by one.
+    """
+
+    rows: Mapping[Lease, Sequence[Message]]
+    mark: Mark
+    withheld: Mapping[int, int] = field(default_factory=dict)
+
+
+class Outbox(Protocol):
+    """Reads of the outbox. Every method may raise SourceUnavailable."""
+
+    async def read(self, cursors: Sequence[Cursor]) -> Page:
+        """One read with one snapshot, returned once all that it saw is durable (PROTOCOLS.md rule 10b)."""
+
+    async def payload(self, message: Message) -> bool:
+        """Fetch a withheld payload into the message. False: the row is gone."""
+
+    async def holders(self) -> AbstractSet[str] | None:
+        """Virtual transactions that hold ROW EXCLUSIVE on the outbox now. None: the floor must not be used."""
+
+    async def below(self, cursors: Sequence[Cursor]) -> Mapping[Lease, Sequence[int]]:
+        """Unsettled numbers at or below each cursor's floor: the slow sweep beside the floor."""
+
+
+class Bell(Protocol):
+    """Sleep and wake-up of the whole cluster (PROTOCOLS.md rule 9).
+
+    Never raises: without a direct connection `sleep` answers False and `wait` is only a timer.
+    """
+
+    async def busy(self) -> None:
+        """Say that this pod has work, so that nobody lets the cluster sleep. Cheap when said before."""
+
+    async def sleep(self) -> bool:
+        """Try to let the cluster sleep. True: producers notify from now on; read once more, then wait."""
+
+    async def wake(self) -> None:
+        """End the sleep that this pod let the cluster into, telling the others."""
+
+    async def wait(self, seconds: float) -> str:
+        """Wait for a notification. Returns what ended the wait: notify, timeout, reconnect, ring."""
+
+    def ring(self) -> None:
+        """End a wait of this pod: it has new lanes, or stops."""

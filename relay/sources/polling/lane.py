@@ -1,0 +1,89 @@
+"""One lane while this pod reads it: what is in flight, where its floor is, how much to ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from relay.types import Lease, Message
+
+__all__ = ["LaneReader"]
+
+_LIMIT_MIN: Final = 8
+
+
+class LaneReader:
+    """Filters what a read returns down to what is new.
+
+    A read re-reads whatever is in flight above the floor. A row that was settled while a read was on its
+    way may still be in that read's snapshot, so it is remembered until the read is over.
+    """
+
+    __slots__ = ("_idle", "_reading", "_settled", "floor", "in_flight", "lease", "limit", "stopped")
+
+    def __init__(self, lease: Lease, limit: int) -> None:
+        self.lease = lease
+        self.floor = 0
+        self.limit = limit
+        self.stopped = False
+        self.in_flight: set[int] = set()
+        self._settled: set[int] = set()
+        self._reading = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin(self) -> None:
+        """A read starts."""
+        self._reading = True
+
+    def end(self, rows: Sequence[Message], limit: int, stable: int) -> list[Message]:
+        """A read with this limit returned these rows. Returns the new ones, which are in flight from now on.
+
+        `stable` is the horizon from before the read began (relay.floor).
+        """
+        self._reading = False
+        if self.stopped:  # on its way to another pod, which reads these rows itself
+            self.cancel()
+            return []
+        known = self.in_flight
+        new = [row for row in rows if row.seq not in known] if known else list(rows)
+        self._forget(self._settled)
+        self._settled = set()
+        known.update([row.seq for row in new])
+        self._adapt(len(rows), limit)
+        complete_to = stable if len(rows) < limit else min(stable, rows[-1].seq)
+        self.floor = max(self.floor, complete_to)
+        if new:
+            self._idle.clear()
+        return new
+
+    def cancel(self) -> None:
+        """The read failed or was thrown away."""
+        self._reading = False
+        self._forget(self._settled)
+        self._settled = set()
+
+    def done(self, seqs: Iterable[int]) -> None:
+        """The pipeline is done with these."""
+        if self._reading:
+            self._settled.update(seqs)
+        else:
+            self._forget(seqs)
+
+    def _forget(self, seqs: Iterable[int]) -> None:
+        self.in_flight.difference_update(seqs)
+        if not self.in_flight:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight. Only meaningful after `stopped`."""
+        await self._idle.wait()
+
+    def _adapt(self, returned: int, limit: int) -> None:
+        if returned >= limit:
+            self.limit = max(self.limit, limit) * 2
+        elif returned < limit // 4:
+            self.limit = max(self.limit // 2, _LIMIT_MIN)

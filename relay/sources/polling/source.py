@@ -1,0 +1,289 @@
+"""The polling source: reads by lane, as often as it is worth it, and never a row twice.
+
+What it owns: the loop that asks for room, reads, hands over, and rests. Ownership of lanes, the bell and the
+SQL are beside it. Promises kept here: order per key (a read always covers everything unsettled above
+a floor below which nothing can appear), bounded memory (it reads only what the pipeline has room
+for), near-zero idle cost (it sleeps when the cluster does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+from relay.errors import SourceUnavailable
+from relay.floor import Horizon, Sample
+from relay.retry import Backoff
+from relay.sources.polling.contracts import Bell, Cursor, Outbox, Page
+from relay.sources.polling.lane import LaneReader
+from relay.telemetry.logs import get_logger
+from relay.types import LANES, Lease, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from relay.config import Polling
+    from relay.source import Intake
+    from relay.telemetry.metrics import Metrics
+
+__all__ = ["PollingSource"]
+
+_log = get_logger(__name__)
+
+_SAMPLE_SECONDS: Final = 0.1
+"""Between looks at the lock table: it costs the server more than a read of one lane."""
+_AWAKE_SECONDS: Final = 0.15
+"""Without an event before the cluster may sleep: a producer's next event should not need a NOTIFY."""
+_SWEEP_SHARE: Final = 50
+"""A sweep takes at most one part in this many of the time, however long it crawls."""
+_BACK_SECONDS: Final = (0.05, 2.0)
+
+
+class PollingSource:
+    """Reads the lanes that `gain` gave it until `stop`."""
+
+    def __init__(
+        self, outbox: Outbox, bell: Bell, options: Polling, metrics: Metrics, rng: random.Random | None = None
+    ) -> None:
+        self._outbox, self._bell, self._options, self._metrics = outbox, bell, options, metrics
+        self._rng = rng or random.Random()  # noqa: S311  # jitter, not secrets
+        self._backoff = Backoff(*_BACK_SECONDS, self._rng)
+        self._intake: Intake | None = None
+        self._lanes: dict[Lease, LaneReader] = {}
+        self._lanes_changed = asyncio.Event()
+        self._stopping = False
+        self._horizon = Horizon()
+        self._sampled_at = self._swept_at = self._arrived_at = self._sleep_again_at = 0.0
+        self._sweep_pause = options.sweep_interval_seconds
+        self._interval = options.poll_interval_seconds
+        self._mean_size = 1_024.0
+        self.on_foreign_server: Callable[[], None] = lambda: None
+        """Called when the lanes turn out to be another server's; ownership then looks at once."""
+        self.connected = False
+        """True while the last read succeeded: part of readiness."""
+
+    # -- ownership's side ------------------------------------------------------------------------
+
+    def gain(self, leases: Iterable[Lease]) -> None:
+        """Start reading these lanes. What is held in them has been loaded (PROTOCOLS.md rule 3)."""
+        for lease in leases:
+            self._lanes[lease] = LaneReader(lease, max(self._options.read_events_max // LANES, 1))
+        self._metrics.lanes_owned.set(len(self._lanes))
+        self._lanes_changed.set()
+        self._bell.ring()
+
+    def lose(self, leases: Iterable[Lease]) -> None:
+        """Forget these lanes; their leases are lost, so what is in flight is dropped."""
+        for lease in leases:
+            self._lanes.pop(lease, None)
+        self._metrics.lanes_owned.set(len(self._lanes))
+
+    async def quiet(self, lease: Lease) -> None:
+        """Stop reading a lane, and wait until nothing of it is in flight."""
+        if (lane := self._lanes.get(lease)) is not None:
+            lane.stopped = True
+            await lane.idle()
+
+    # -- the pipeline's side ---------------------------------------------------------------------
+
+    def attach(self, intake: Intake) -> None:
+        """Where messages go; once, before `run`."""
+        self._intake = intake
+
+    def done(self, messages: Sequence[Message]) -> None:
+        """The pipeline is done with these."""
+        by_lease: dict[Lease, list[int]] = {}
+        for message in messages:
+            assert message.lease is not None
+            by_lease.setdefault(message.lease, []).append(message.seq)
+        for lease, seqs in by_lease.items():
+            if (lane := self._lanes.get(lease)) is not None:
+                lane.done(seqs)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        self._stopping = True
+        self._lanes_changed.set()
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Read until stopped."""
+        failures = 0
+        self._swept_at = asyncio.get_running_loop().time()
+        while not self._stopping:
+            try:
+                await self._turn()
+            except SourceUnavailable as error:
+                failures += 1
+                if failures == 1:
+                    self._metrics.source_reconnects.inc()
+                    _log.warning("database unavailable, reading again soon", error=str(error))
+                self.connected = False
+                await asyncio.sleep(self._backoff.delay(failures))
+            else:
+                if failures:
+                    _log.info("database is back, reading", failures=failures)
+                failures = 0
+
+    async def _turn(self) -> None:
+        """Read once and rest as long as that suggests."""
+        assert self._intake is not None
+        if not self._readable():
+            self._lanes_changed.clear()
+            await self._lanes_changed.wait()
+            return
+        events, size = await self._intake.room()
+        new, more = await self._read(events, size)
+        if new:
+            await self._bell.busy()
+            self._arrived_at = asyncio.get_running_loop().time()
+            self._interval = self._options.poll_interval_seconds
+        if not more:
+            await self._rest(idle=not new)
+
+    def _readable(self) -> list[LaneReader]:
+        return [lane for lane in self._lanes.values() if not lane.stopped and not lane.lease.lost]
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read(self, events: int, size: int) -> tuple[int, bool]:
+        """Read what there is room for. Returns how many events are new, and whether there may be more."""
+        lanes = self._readable()
+        if not lanes:
+            return 0, False
+        cursors = self._cursors(lanes, min(events, self._options.read_events_max, max(int(size / self._mean_size), 1)))
+        stable = self._horizon.stable
+        for lane in lanes:
+            lane.begin()
+        try:
+            page = await self._outbox.read(cursors)
+        except BaseException:
+            for lane in lanes:
+                lane.cancel()
+            raise
+        self.connected = True
+        if any(cursor.lease.server != page.mark.server for cursor in cursors):
+            return self._foreign(lanes)
+        new, more = [], False
+        for lane, cursor in zip(lanes, cursors, strict=True):
+            rows = page.rows.get(lane.lease, ())
+            new += lane.end(rows, cursor.limit, stable)
+            more |= len(rows) >= cursor.limit
+        self._metrics.read(len(new))
+        await self._hand_over(new, page)
+        await self._look_up(page, lanes)
+        return len(new), more
+
+    def _cursors(self, lanes: Sequence[LaneReader], events: int) -> list[Cursor]:
+        wanted = sum(min(lane.limit, self._options.read_events_max) for lane in lanes)
+        share = min(events / wanted, 1.0)
+        for lane in lanes:
+            lane.limit = min(lane.limit, self._options.read_events_max)
+        return [Cursor(lane.lease, lane.floor, max(int(lane.limit * share), 1)) for lane in lanes]
+
+    def _foreign(self, lanes: Sequence[LaneReader]) -> tuple[int, bool]:
+        """Another server answered than the one that granted the lanes: its numbers mean something else."""
+        for lane in lanes:
+            lane.cancel()
+            lane.lease.lost = True
+        _log.warning("another server answers, claiming lanes anew", lanes=len(lanes))
+        self.on_foreign_server()
+        return 0, False
+
+    async def _hand_over(self, new: list[Message], page: Page) -> None:
+        assert self._intake is not None
+        if new:
+            mean = sum([message.size for message in new]) / len(new)
+            self._mean_size += (mean - self._mean_size) / 8
+        if not page.withheld:
+            self._intake.submit(new)
+            return
+        ready: list[Message] = []
+        for message in new:
+            if message.seq in page.withheld:
+                self._intake.submit(ready)
+                ready = []
+                message.size += page.withheld[message.seq]
+                await self._intake.room()
+                if not await self._fetch(message):
+                    self.done([message])
+                    continue
+            ready.append(message)
+        self._intake.submit(ready)
+
+    async def _fetch(self, message: Message) -> bool:
+        """Fetch a withheld payload, however long the database is away: the row is in flight already."""
+        failures = 0
+        while True:
+            try:
+                return await self._outbox.payload(message)
+            except SourceUnavailable:
+                failures += 1
+                if message.lease is None or message.lease.lost:
+                    return False
+                await asyncio.sleep(self._backoff.delay(failures))
+
+    # -- the floor -------------------------------------------------------------------------------
+
+    async def _look_up(self, page: Page, lanes: Sequence[LaneReader]) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._sampled_at >= _SAMPLE_SECONDS:
+            self._sampled_at = now
+            holders = await self._outbox.holders()
+            if holders is not None:
+                self._horizon.observe(Sample(page.mark.server, page.mark.last_value, holders))
+        if now - self._swept_at >= self._sweep_pause:
+            await self._sweep(lanes)
+
+    async def _sweep(self, lanes: Sequence[LaneReader]) -> None:
+        """Look below the floors, where nothing should be: the net below the rule."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        found = await self._outbox.below([Cursor(lane.lease, lane.floor, len(lane.in_flight) + 1) for lane in lanes])
+        for lane in lanes:
+            unknown = [seq for seq in found.get(lane.lease, ()) if seq not in lane.in_flight]
+            if unknown:
+                lane.floor = 0
+                self._metrics.floor_violations.inc(len(unknown))
+                _log.error(
+                    "unsettled rows below the floor, reading the lane from its start",
+                    lane=lane.lease.lane,
+                    seqs=unknown[:5],
+                )
+        self._swept_at = loop.time()
+        self._sweep_pause = max(self._options.sweep_interval_seconds, (self._swept_at - began) * _SWEEP_SHARE)
+
+    # -- resting ---------------------------------------------------------------------------------
+
+    async def _rest(self, *, idle: bool) -> None:
+        if not idle:
+            await self._bell.wait(self._interval)
+            return
+        now = asyncio.get_running_loop().time()
+        if now - self._arrived_at >= _AWAKE_SECONDS and now >= self._sleep_again_at:
+            if await self._bell.sleep():
+                await self._sleep()
+                return
+            self._sleep_again_at = now + _AWAKE_SECONDS
+        self._interval = min(self._interval * 2, self._options.poll_interval_max_seconds)
+        await self._bell.wait(self._interval)
+
+    async def _sleep(self) -> None:
+        """Producers notify from now on. Read once more, because one may have committed just before."""
+        assert self._intake is not None
+        try:
+            new, more = await self._read(*await self._intake.room())
+            if not new and not more and not self._stopping:
+                self._metrics.asleep.set(1)
+                cause = await self._bell.wait(self._options.fallback_interval_seconds * self._rng.uniform(0.5, 1.5))
+                self._metrics.woke({"timeout": "fallback"}.get(cause, cause))
+        finally:
+            self._metrics.asleep.set(0)
+            await self._bell.wake()
+        if new:
+            await self._bell.busy()
+        self._arrived_at = asyncio.get_running_loop().time()
+        self._interval = self._options.poll_interval_seconds
