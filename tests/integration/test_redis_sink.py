@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from redis.asyncio import Redis as Client
 from relay.errors import InvalidConfig, PermissionMissing, SinkUnavailable
 from relay.sink import Status
 from relay.sinks.redis import RedisOptions, RedisSink
+from relay.sinks.redis.connection import Connection, ConnectionLost
+from relay.sinks.redis.options import Address
 from relay.testing.delivery import assert_confirmed, ids, statuses
 from relay.testing.messages import make_message, make_messages
 from tests.servers.missing import skip_if_missing
@@ -170,6 +173,19 @@ async def test_a_batch_over_the_servers_query_buffer_is_delivered(server: Valkey
     assert await entry_ids(client, "s") == ids(batch)
 
 
+async def test_a_message_that_ends_every_connection_hurts_only_its_key(server: Valkey, client: Any) -> None:
+    """The server says nothing, but it is there when it is asked again: so it is this message's own failure."""
+    await client.config_set("client-query-buffer-limit", 1024 * 1024)
+    batch = [make_message("s", key=key) for key in ("a", "b", "b", "c")]
+    batch[1].payload = b"x" * 5_000_000
+    async with opened(server.url) as sink:
+        outcomes = await sink.publish(batch)
+    assert statuses(outcomes) == [Status.CONFIRMED, Status.UNAVAILABLE, Status.DEFERRED, Status.CONFIRMED]
+    assert not outcomes[1].sink_down
+    assert "too large" in outcomes[1].reason
+    assert await entry_ids(client, "s") == ids([batch[0], batch[3]])
+
+
 async def test_a_large_message_is_no_scapegoat_for_an_outage(server: Valkey, proxy: MakeProxy) -> None:
     """The connection ends while it is sent, and there is no other: then nobody's attempts are counted."""
     front = await proxy(server.host, server.port)
@@ -318,7 +334,9 @@ async def test_a_batch_that_was_given_up_is_not_carried_out_later(
         assert_confirmed(await sink.publish([make_message("warm")]), 1)
         links = set(front._links)
         front.delay(DEADLINE_SECONDS + 0.5)
-        assert Status.CONFIRMED not in statuses(await sink.publish(batch))
+        outcomes = await sink.publish(batch)
+        assert Status.CONFIRMED not in statuses(outcomes)
+        assert outcomes[0].reason.endswith("no answer within 1 s: unknown")
         await front.heal()
         assert_confirmed(await sink.publish(batch), 6)
         await front.wait_until(lambda: not links & front._links)  # the late bytes have gone on to the server
@@ -356,11 +374,68 @@ async def test_groups_that_were_answered_before_the_cut_are_confirmed(
 
 async def test_connections_are_bounded_by_concurrency(server: Valkey, client: Any) -> None:
     """However many callers there are."""
-    async with opened(server.url, concurrency=2, client_name="relay") as sink:
+    before = (await client.info("stats"))["total_connections_received"]
+    async with opened(server.url, concurrency=2) as sink:
         outcomes = await asyncio.gather(*(sink.publish(make_messages(f"s{n}", 50)) for n in range(10)))
         for each in outcomes:
             assert_confirmed(each, 50)
-        assert [entry["name"] for entry in await client.client_list()].count("relay") <= 2
+        assert (await client.info("stats"))["total_connections_received"] - before == 2
+
+
+async def test_close_ends_a_publish_that_is_still_connecting(server: Valkey, proxy: MakeProxy) -> None:
+    """It has nothing to abort yet, and must not make SIGTERM wait for its own deadline."""
+    front = await proxy(server.host, server.port)
+    front.swallow_replies()
+    async with opened(f"redis://{front.host}:{front.port}", publish_timeout_seconds=60) as sink:
+        task = asyncio.create_task(sink.publish([make_message("s")]))
+        await front.wait_until(lambda: front.connections == 1)
+        await sink.close()
+        [outcome] = await asyncio.wait_for(task, 1)
+        assert outcome.sink_down
+        [outcome] = await sink.publish([make_message("s")])
+        assert "closed" in outcome.reason
+
+
+async def test_handshakes_without_an_answer_leave_no_connections(server: Valkey, proxy: MakeProxy) -> None:
+    """Each failed attempt closes its socket (FIELD.md C1)."""
+    front = await proxy(server.host, server.port)
+    front.swallow_replies()
+    async with opened(f"redis://{front.host}:{front.port}", connect_timeout_seconds=0.02) as sink:
+        for _ in range(20):
+            [outcome] = await sink.publish([make_message("s")])
+            assert "no answer in time" in outcome.reason
+        await asyncio.wait_for(front.wait_until(lambda: front.open_connections == 0), 5)
+
+
+def bytes_before_reset(reader: socket.socket) -> int:
+    """How much a peer can read until the connection is reset; an orderly end fails the test."""
+    received = 0
+    try:
+        while chunk := reader.recv(65_536):
+            received += len(chunk)
+    except ConnectionResetError:
+        return received
+    pytest.fail(f"an orderly end after {received} bytes")
+
+
+@pytest.mark.parametrize("size", [200_000, 20_000_000], ids=["in the kernel's buffer", "in our buffer as well"])
+async def test_an_abort_drops_what_has_not_been_sent(size: int) -> None:
+    """The reader gets a reset and not the rest: bytes that were given up are not delivered late."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host, port = listener.getsockname()
+        connection = Connection(Address(host, port, None, 0, tls=False))
+        await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+        reader, _ = listener.accept()
+        with reader:
+            task = asyncio.create_task(connection.exchange(b"x" * size, 1))
+            await asyncio.sleep(0)
+            connection.abort()
+            with pytest.raises(ConnectionLost):
+                await task
+            assert bytes_before_reset(reader) < size / 2
 
 
 # --- TLS ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_a_round_is_bounded_and_a_large_message_travels_alone() -> None:
         for index in request.groups[0]:
             attempt.record(index, CONFIRMED)
     assert rounds == [[[0, 1]], [[2]], [[3]], [[4, 5]]]
+
+
+def test_each_stream_of_a_round_is_one_transaction() -> None:
+    """So that it fails whole (PROTOCOLS.md 21); one command alone needs none."""
+    attempt = Attempt([make_message(stream, key=None) for stream in ("s", "t", "s")])
+    request = build(attempt, [0, 1, 2], maxlen=None, value_bytes_max=10**9)
+    assert request.groups == [[0, 2], [1]]
+    words = [match.decode() for match in re.findall(rb"\r\n(MULTI|XADD|EXEC)\r\n", request.data)]
+    assert words == ["MULTI", "XADD", "XADD", "EXEC", "XADD"]
+    assert request.replies == 5
 
 
 @pytest.mark.parametrize("broken", ["destination", "key"])
