@@ -92,6 +92,11 @@ class Connections:
             raise ConnectFailed(_CLOSED)
         return wire
 
+    @property
+    def blocked(self) -> bool:
+        """There is a connection, and the broker has said that it takes no messages from it."""
+        return self._wire is not None and self._wire.ended is None and self._wire.blocked
+
     def drop(self, reason: str) -> None:
         """Abort the connection; the next lease makes another."""
         if self._wire is not None:

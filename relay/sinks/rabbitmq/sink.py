@@ -67,8 +67,9 @@ class RabbitMQSink:
             async with asyncio.timeout(seconds):
                 await self._ping()
         except TimeoutError:
+            blocked = self._connections.blocked
             self._connections.drop_if_idle("the broker did not answer")
-            raise SinkUnavailable(f"RabbitMQ did not answer within {seconds:g} s") from None
+            raise SinkUnavailable(_BLOCKED if blocked else f"RabbitMQ did not answer within {seconds:g} s") from None
         except (ConnectFailed, Ended) as failed:
             raise verdict(failed.fault).error() from None
 

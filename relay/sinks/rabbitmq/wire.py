@@ -4,6 +4,7 @@ aiormq connects, authenticates, keeps heartbeats and parses frames. Its `Channel
 futures and tasks per message, and matches returns by message id alone (PROTOCOLS.md 20). Ours takes its place:
 
 - `Connection.channels[number]` is our `Channel`; the connection's reader does `await channel.frames.put((n, frame))`.
+- `Connection._rpc` is replaced: it loses the broker's reason when `connection.open` is refused.
 - `Connection._reader_task` ends when the connection is lost, with the reason as its exception.
 - `Connection._Connection__connection_unblocked` is the event behind `connection.blocked`.
 - A `TransportFactory` keeps the stream, so that frames are written in bulk and the socket can be aborted.
@@ -19,7 +20,8 @@ from contextlib import suppress
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from aiormq.connection import Connection, TCPTransportFactory, TLSTransportFactory, TransportFactory
+from aiormq.connection import Connection, FrameReceiver, TCPTransportFactory, TLSTransportFactory, TransportFactory
+from aiormq.exceptions import ConnectionClosed, InvalidFrameError, ProbableAuthenticationError
 from pamqp import commands as spec
 from pamqp import frame as frames
 from pamqp.body import ContentBody
@@ -30,9 +32,11 @@ from relay.sinks.rabbitmq.faults import Fault, connect_fault, lost_fault
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
+    from pamqp.frame import FrameTypes
 
 __all__ = ["Channel", "ConnectFailed", "Ended", "Listener", "Wire"]
 
+_ACCESS_REFUSED: Final = 403
 _POLITE_SECONDS: Final = 0.5
 """What a closing handshake may take before the socket is aborted."""
 _ABORT_SECONDS: Final = 1.0
@@ -97,6 +101,32 @@ class _Streams(TransportFactory):
         self.writer.transport.abort()
 
 
+class _Connection(Connection):
+    """aiormq's, with the broker's own words when it refuses a vhost."""
+
+    @staticmethod
+    async def _rpc(
+        request: Frame,
+        writer: asyncio.StreamWriter,
+        frame_receiver: FrameReceiver,
+        wait_response: bool = True,  # noqa: FBT001, FBT002  aiormq's signature
+    ) -> FrameTypes | None:
+        writer.write(frames.marshal(request, 0))
+        await writer.drain()
+        if not wait_response:
+            return None
+        _, _, frame = await frame_receiver.get_frame()
+        if isinstance(
+            frame, spec.Connection.Close
+        ):  # aiormq looks for it after `valid_responses`, and so never sees it
+            if frame.reply_code == _ACCESS_REFUSED:
+                raise ProbableAuthenticationError(frame.reply_text)
+            raise ConnectionClosed(frame.reply_code, frame.reply_text)
+        if request.synchronous and frame.name not in request.valid_responses:
+            raise InvalidFrameError(f"Expected one of {request.valid_responses!r}, got {frame!r}")
+        return frame
+
+
 class Wire:
     """An open connection. Made by `connect`; `ended` is set once, when it is lost or closed."""
 
@@ -112,7 +142,7 @@ class Wire:
     async def connect(cls, url: str, *, heartbeat_seconds: int, name: str) -> Wire:
         """Connect once. Raises ConnectFailed; when cancelled, leaves no socket and no task behind."""
         streams = _Streams()
-        connection = Connection(
+        connection = _Connection(
             URL(url).update_query(heartbeat=heartbeat_seconds),
             transport_factory=streams,
             client_properties={"product": "outbox-relay", "connection_name": name},
