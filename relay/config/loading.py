@@ -42,12 +42,18 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     return read(path, environ, flags).config
 
 
-def read(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Loaded:
+def read(
+    path: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
+    *,
+    sinks_required: bool = True,
+) -> Loaded:
     """Read and validate everything.
 
     `path` None means `RELAY_CONFIG`, or else `relay.toml` in the current folder if it is there. `flags` are
     dotted paths with their text (`{"source.polling.settle": "keep"}`). Raises InvalidConfig; its message has
-    one line for each problem.
+    one line for each problem. `sinks_required` False is for commands that only need the database.
     """
     file = _file(path, environ)
     tree = _parse(file) if file is not None else {}
@@ -56,7 +62,7 @@ def read(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
     found = [override.problem for override in overrides if override.problem is not None]
     outside = _apply(overrides, tree)
     name = str(file or DEFAULT_PATH)
-    config = _validate(tree, outside, name, found)
+    config = _validate(tree, outside, name, found, sinks_required=sinks_required)
     return Loaded(config, {**origins, **outside}, tuple(checks.warnings(config)), file)
 
 
@@ -100,14 +106,17 @@ def _apply(overrides: Iterable[Override], tree: dict[str, Any]) -> dict[tuple[st
     return {override.path: override.origin for override in usable}
 
 
-def _validate(tree: dict[str, Any], outside: Mapping[tuple[str, ...], str], file: str, found: list[str]) -> Config:
+def _validate(
+    tree: dict[str, Any], outside: Mapping[tuple[str, ...], str], file: str, found: list[str], *, sinks_required: bool
+) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
+        missing = [checks.NO_SINK] if sinks_required and not tree.get("sinks") else []
         # From None: pydantic's own text shows the values, passwords included.
-        missing = [] if tree.get("sinks") else [checks.NO_SINK]
         raise _invalid([*found, *problems.lines(error, outside, file), *missing]) from None
-    if found := [*found, *checks.problems(config)]:
+    found = [*found, *(line for line in checks.problems(config) if sinks_required or line != checks.NO_SINK)]
+    if found:
         raise _invalid(found)
     return config
 

@@ -163,7 +163,7 @@ class Pipeline(Section):
 
 
 class Retry(Section):
-    """An event that fails by itself: full-jitter exponential backoff, then a dead letter."""
+    """An event that fails by itself: exponential backoff with jitter, then a dead letter."""
 
     base_seconds: Seconds = Field(0.5, description="delay before the first retry; doubles each time")
     cap_seconds: Seconds = Field(60.0, description="longest delay between two attempts")
@@ -277,3 +277,8 @@ class Config(Section):
     )
     http: Http = Http()
     logging: Logging = Logging()
+
+    @property
+    def routing(self) -> tuple[Route, ...]:
+        """The routes in force: without any in the file, everything goes to the only sink."""
+        return self.routes or tuple(Route(sinks=(name,)) for name in self.sinks)[:1]

@@ -21,7 +21,7 @@ __all__ = ["lines"]
 _VALUE_CHARACTERS_MAX = 40
 _MISSING_DSN = (
     "the DSN is missing: set RELAY_DATABASE__DSN (or RELAY_DATABASE__DSN_FILE), or write "
-    '[database] dsn = "postgresql://user:password@host:5432/name" in {file}'
+    '[database] dsn = "postgresql://relay@localhost:5432/shop" in {file}'
 )
 
 
