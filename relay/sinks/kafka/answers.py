@@ -157,8 +157,8 @@ def _words(error: BaseException) -> str:
         return "no answer in time"
     code = kafka_error_code(error)
     name = type(error).__name__ if code is None else name_of(code)
-    words = str(error)
-    return f"{name}: {words}" if words and words != name else name
+    words = str(error).removeprefix(f"{type(error).__name__}: ")
+    return f"{name}: {words}" if words and words != type(error).__name__ else name
 
 
 def _verdict(code: int) -> Verdict:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from relay.sink import CONFIRMED, Outcome, rejected, unavailable
 from relay.sinks.kafka.answers import Step, Verdict, after_connection_failure, after_produce
-from relay.sinks.kafka.cluster import Lost
+from relay.sinks.kafka.cluster import Lost, Unreachable
 from relay.sinks.kafka.wire import Answer
 
 if TYPE_CHECKING:
@@ -129,10 +129,7 @@ class Attempt:
         if self._cluster.is_down() and (isinstance(lost.cause, TimeoutError) or down.misconfigured):
             return Reply(Step.FAIL, down)  # silence was waited for long enough, and a refusal does not change
         if not self._patience.is_over():
-            if (reply := await self._try_again()) is not None:
-                return reply
-            if not self._cluster.is_down():
-                return None
+            return await self._try_again()
         if self._cluster.is_down():
             return Reply(Step.FAIL, down)
         self._partition.in_trouble = True
@@ -143,5 +140,10 @@ class Attempt:
         """Pause, and find out where the leader is by now; a reply if the topic is gone."""
         await self._patience.pause()
         topic = self._partition.topic
-        await self._cluster.look_up([topic.name])
+        try:
+            await self._cluster.look_up([topic.name])
+        except Unreachable as unreachable:
+            if unreachable.cut and not self._patience.is_over():
+                return None
+            raise
         return Reply(Step.FAIL, topic.failure) if topic.failure is not None else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from relay.sink import Outcome, unavailable
 from relay.sinks.kafka import wire
-from relay.sinks.kafka.answers import after_connection_failure, no_producer_id
+from relay.sinks.kafka.answers import Step, after_connection_failure, after_produce, no_producer_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -24,6 +24,8 @@ __all__ = ["Cluster", "Lost", "Node", "Settings", "Unreachable"]
 
 _REQUEST_BYTES: Final = 64 * 1024 * 1024  # of one produce request at most; a broker's limit is 100 MiB
 _CLOSE_SECONDS: Final = 1.0
+
+_PRODUCER_ID_PAUSES: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.4, 0.4)
 
 _CLOSED: Final = unavailable("the sink is closed", sink_down=True)
 
@@ -50,11 +52,15 @@ class Lost(Exception):
 
 
 class Unreachable(Exception):
-    """No broker can be spoken to. `outcome` is what that means for messages."""
+    """No broker can be spoken to. `outcome` is what that means for messages.
 
-    def __init__(self, outcome: Outcome) -> None:
+    `cut`: the last one took the connection and dropped it, which may be over in a moment.
+    """
+
+    def __init__(self, outcome: Outcome, *, cut: bool = False) -> None:
         super().__init__(outcome.reason)
         self.outcome = outcome
+        self.cut = cut
 
 
 @dataclass(slots=True, eq=False)
@@ -246,10 +252,16 @@ class Cluster:
         self._topics.update(metadata.topics)
 
     async def _new_producer_id(self) -> None:
-        code, producer_id = await self._anywhere(wire.fetch_producer_id)
-        if code != 0:
-            raise Unreachable(no_producer_id(code))
-        self._producer_id = producer_id
+        for pause in _PRODUCER_ID_PAUSES:
+            code, producer_id = await self._anywhere(wire.fetch_producer_id)
+            if code == 0:
+                self._producer_id = producer_id
+                return
+            if after_produce(code, resent=False).step is not Step.RETRY:
+                break
+            # A broker that has just started answers COORDINATOR_LOAD_IN_PROGRESS until it has ids to give.
+            await asyncio.sleep(pause)
+        raise Unreachable(no_producer_id(code))
 
     async def _anywhere(self, send: Callable[[wire.Connection], Awaitable[T]]) -> T:
         """One request to whichever broker answers: first those that answered last, at the end a bootstrap server."""
@@ -269,7 +281,7 @@ class Cluster:
             finally:
                 if connection is not None:
                     await wire.close(connection, _CLOSE_SECONDS)
-        raise Unreachable(after_connection_failure(failure))
+        raise Unreachable(after_connection_failure(failure), cut=isinstance(failure, wire.CUTS))
 
     def _take_over(self, brokers: Sequence[wire.Broker]) -> None:
         if not brokers:

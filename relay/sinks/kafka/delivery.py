@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Final
 
@@ -24,9 +25,10 @@ from relay.sinks.kafka.cluster import Unreachable
 from relay.sinks.kafka.records import Piece, headers, timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from relay.sinks.kafka.cluster import Cluster
+    from relay.sinks.kafka.pace import Pace
     from relay.sinks.kafka.partitioner import KeyHashes
     from relay.sinks.kafka.topics import Partition, Topic, Topics
     from relay.types import Message
@@ -44,6 +46,7 @@ class Context:
     cluster: Cluster
     topics: Topics
     hashes: KeyHashes
+    pace: Pace
     codec: int
     request_bytes_max: int
 
@@ -57,6 +60,7 @@ class Delivery:
         self._context = context
         self._failed: dict[str, int] = {}  # index of the first message of a key that was not confirmed
         self._retimed: set[int] = set()
+        self._down: Outcome | None = None  # once the whole sink is down, nothing more is tried
 
     async def run(self) -> None:
         """Deliver. Cancelled at any moment, it leaves nothing behind that would be sent later."""
@@ -69,10 +73,17 @@ class Delivery:
             return
         topics = {name: self._context.topics[name] for name in names}
         for indexes in _rounds(self._batch) if len(names) > 1 else [range(len(self._batch))]:
-            await self._send_all(self._pack(indexes, topics))
+            for window in self._windows(indexes):
+                if self._down is None:
+                    with self._context.pace.of(partial(self._bytes_of, window)):
+                        await self._send_all(self._pack(window, topics))
+                else:
+                    self.fail(window, self._down)
 
     def fail(self, indexes: Iterable[int], outcome: Outcome) -> None:
         """The first message of each key has this outcome; later ones of the key are deferred."""
+        if outcome.sink_down:
+            self._down = outcome
         for index in indexes:
             if self.outcomes[index] is not None:
                 continue
@@ -81,6 +92,21 @@ class Delivery:
                 self.outcomes[index] = DEFERRED
             else:
                 self.outcomes[index] = outcome
+
+    def _windows(self, indexes: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Parts that are sent one after the other: all at once, unless the connection is slow."""
+        while indexes:
+            size = count = 0
+            for index in indexes if self._context.pace.is_slow else ():
+                size += _bytes_of(self._batch[index])
+                if count and size > self._context.pace.bytes_max:
+                    break
+                count += 1
+            yield indexes[: count or len(indexes)]
+            indexes = indexes[count or len(indexes) :]
+
+    def _bytes_of(self, indexes: Iterable[int]) -> int:
+        return sum(_bytes_of(self._batch[index]) for index in indexes)
 
     # --- packing ---------------------------------------------------------------------------------
 
@@ -226,12 +252,16 @@ class Delivery:
         return Reply(Step.SPLIT, rejected(f"{what}: {reply.outcome.reason}"))
 
 
+def _bytes_of(message: Message) -> int:
+    return len(message.payload or b"") + len(message.headers or "") + 100
+
+
 def _named(piece: Piece, reply: Reply) -> set[int]:
     """Messages whose records the broker names as the fault."""
     return {piece.indexes[place] for place, _ in reply.faults if 0 <= place < len(piece)}
 
 
-def _rounds(batch: Sequence[Message]) -> list[list[int]]:
+def _rounds(batch: Sequence[Message]) -> list[Sequence[int]]:
     """Indexes in rounds that are sent one after the other: within a round a key has one destination."""
     rounds: list[list[int]] = [[]]
     last: dict[str, tuple[str, int]] = {}
@@ -245,4 +275,4 @@ def _rounds(batch: Sequence[Message]) -> list[list[int]]:
         if number == len(rounds):
             rounds.append([])
         rounds[number].append(index)
-    return rounds
+    return list(rounds)

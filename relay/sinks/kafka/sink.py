@@ -16,6 +16,7 @@ from relay.sink import Outcome, unavailable
 from relay.sinks.kafka.cluster import Cluster, Settings, Unreachable
 from relay.sinks.kafka.delivery import Context, Delivery
 from relay.sinks.kafka.options import KafkaOptions, security
+from relay.sinks.kafka.pace import Pace
 from relay.sinks.kafka.partitioner import KeyHashes
 from relay.sinks.kafka.topics import Topics
 from relay.sinks.kafka.wire import CODECS, codec_is_available
@@ -70,6 +71,7 @@ class KafkaSink:
             cluster=Cluster(settings, topics),
             topics=topics,
             hashes=KeyHashes(),
+            pace=Pace(settings.request_timeout / 2),
             codec=CODECS[options.compression],
             request_bytes_max=options.max_request_size,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from aiokafka.errors import (
     BrokerResponseError,
     IllegalSaslStateError,
     IncompatibleBrokerVersion,
+    KafkaConnectionError,
     KafkaError,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTHENTICATION_ERRORS",
     "CODECS",
+    "CUTS",
     "FAILURES",
     "Address",
     "Answer",
@@ -65,6 +68,9 @@ __all__ = [
     "kafka_error_code",
     "produce",
 ]
+
+# At debug level it prints requests, and with them the password of SASL PLAIN (FIELD.md F9).
+logging.getLogger("aiokafka.conn").setLevel(logging.INFO)
 
 _NO_TRANSACTION_TIMEOUT: Final = 2**31 - 1  # what clients without transactions send; a broker refuses 0
 
@@ -100,6 +106,16 @@ FAILURES: Final[tuple[type[Exception], ...]] = (
     struct.error,
 )
 """What a connection may raise instead of an answer."""
+
+
+CUTS: Final[tuple[type[Exception], ...]] = (
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+    EOFError,
+    KafkaConnectionError,
+)
+"""Those of them that say that a connection was there and then was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +308,9 @@ class _Encoded:
 
     timeout: int
     topics: Sequence[tuple[str, int, bytearray]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.topics)} record batches)"  # never the records: it may be logged
 
     def encode(self) -> bytes:
         topics: dict[str, list[tuple[int, bytearray]]] = {}
