@@ -211,7 +211,7 @@ class Names:
 
 
 def _require(option: str, name: str, bytes_max: int) -> None:
-    if not name or "\0" in name or BODY in name:
+    if not name or "\0" in name or BODY in name or any("\ud800" <= character <= "\udfff" for character in name):
         raise InvalidConfig(f"database.{option} is not a usable name: {name!r}", hint=f"choose another {option} name")
     length = len(name.encode())
     if length > bytes_max:
