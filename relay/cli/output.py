@@ -15,8 +15,8 @@ _DAY: Final = 86_400
 
 
 def print_json(document: Any) -> None:
-    """Dataclasses, dates and UUIDs included; `bytes` are the caller's business."""
-    click.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+    """Dataclasses, dates and UUIDs (also the driver's own) included; `bytes` are the caller's business."""
+    click.echo(orjson.dumps(document, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
 
 
 def safe(text: str) -> str:

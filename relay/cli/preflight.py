@@ -241,9 +241,10 @@ def _pods(members: tuple[views.Member, ...]) -> Finding:
 async def _wake_up(config: Config, names: Names) -> Finding:
     database = config.database
     setting = "database.direct_dsn" if database.direct_dsn is not None else "database.dsn"
-    async with connect(database, direct=True) as listener:
+    # Two connections: a pooler passes a notification on to the client that caused it, and to no other.
+    async with connect(database, direct=True) as listener, connect(database, direct=True) as notifier:
         pooled = listener.get_server_pid() != await listener.fetchval("SELECT pg_backend_pid()")
-        if await _heard(listener, f"{names.table}_check_{secrets.token_hex(4)}"):
+        if await _heard(listener, notifier, f"{names.table}_check_{secrets.token_hex(4)}"):
             return Finding("listen", "ok", f"notifications arrive over {setting}")
     behind = " through a transaction pooler" if pooled else ""
     return Finding(
@@ -254,11 +255,11 @@ async def _wake_up(config: Config, names: Names) -> Finding:
     )
 
 
-async def _heard(listener: Connection, channel: str) -> bool:
+async def _heard(listener: Connection, notifier: Connection, channel: str) -> bool:
     heard = asyncio.Event()
     try:
         await listener.add_listener(channel, lambda *_: heard.set())
-        await listener.execute("SELECT pg_notify($1, '')", channel)
+        await notifier.execute("SELECT pg_notify($1, '')", channel)
         async with asyncio.timeout(_NOTIFY_SECONDS):
             await heard.wait()
     except (TimeoutError, asyncpg.PostgresError):
