@@ -219,7 +219,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly, once each, which servers were missing and how to get them."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+    """Say loudly, once each and after everything else, which servers were missing and how to get them."""
+    result = yield
     for reason in reasons:
         terminalreporter.write_line(f"SKIPPED FOR WANT OF A SERVER: {reason}", red=True, bold=True)
+    return result

@@ -33,6 +33,14 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 _DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
 
 
+_failures: dict[str, str] = {}
+"""What could not be fetched in this run, so that each test that wants it does not try again."""
+
+
+class _NotFetched(Exception):
+    """Why it is not there, and how to get it."""
+
+
 def cache_folder() -> Path:
     """`.cache/` in the repository, or what RELAY_TEST_CACHE names."""
     return Path(os.environ.get("RELAY_TEST_CACHE") or Path(__file__).parents[2] / ".cache")
@@ -41,7 +49,7 @@ def cache_folder() -> Path:
 def kafka_jars() -> Path:
     """The folder of a Kafka broker's jars."""
     return _once(
-        f"kafka-{KAFKA}",
+        f"Kafka {KAFKA}",
         lambda folder: _copy_dependencies(
             folder,
             ("org.apache.kafka", "kafka_2.13", KAFKA),
@@ -61,30 +69,37 @@ def postgres_installation(major: int) -> Path:
     installed = Path(f"/usr/lib/postgresql/{major}")
     if (installed / "bin" / "initdb").exists():
         return installed
-    return _once(f"postgres-{POSTGRES[major]}", lambda folder: _unpack_postgres(folder, POSTGRES[major]))
+    return _once(f"PostgreSQL {POSTGRES[major]}", lambda folder: _unpack_postgres(folder, POSTGRES[major]))
 
 
-def _once(name: str, fetch: Callable[[Path], None]) -> Path:
-    """The cached folder `name`; fetched beside it and renamed, so that it is whole or not there."""
-    done = cache_folder() / name
-    if not done.exists():
-        done.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=done.parent) as half:
-            fetched = Path(half) / "fetched"
-            fetched.mkdir()
-            fetch(fetched)
-            with contextlib.suppress(OSError):  # another run may have been quicker
-                fetched.rename(done)
-    return done
+def _once(title: str, fetch: Callable[[Path], None]) -> Path:
+    """The cached folder of "Name 1.2"; fetched beside it and renamed, so that it is whole or not there."""
+    done = cache_folder() / title.lower().replace(" ", "-")
+    if done.exists():
+        return done
+    if title not in _failures:
+        try:
+            _fetch_to(done, fetch)
+            return done
+        except _NotFetched as reason:
+            _failures[title] = f"{title}: {reason}"
+    raise ServerMissing(_failures[title])
+
+
+def _fetch_to(done: Path, fetch: Callable[[Path], None]) -> None:
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{done.name}.", dir=done.parent) as half:
+        fetched = Path(half) / "fetched"
+        fetched.mkdir()
+        fetch(fetched)
+        with contextlib.suppress(OSError):  # another run may have been quicker
+            fetched.rename(done)
 
 
 def _copy_dependencies(folder: Path, *artifacts: tuple[str, str, str]) -> None:
     """Let Maven put the artifacts and all that they need at run time into the folder."""
     if shutil.which("mvn") is None:
-        raise ServerMissing(
-            f"{artifacts[0][1]} {artifacts[0][2]}: not in {cache_folder()} and Maven is not installed;"
-            " apt-get install maven default-jre-headless"
-        )
+        raise _NotFetched("comes by Maven; apt-get install maven default-jre-headless, then `make services`")
     pom = folder.parent / "pom.xml"
     pom.write_text(_POM.format("".join(_DEPENDENCY.format(*artifact) for artifact in artifacts)), encoding="utf-8")
     done = subprocess.run(
@@ -96,9 +111,8 @@ def _copy_dependencies(folder: Path, *artifacts: tuple[str, str, str]) -> None:
         text=True,
     )
     if done.returncode:
-        raise ServerMissing(
-            f"{artifacts[0][1]} {artifacts[0][2]}: Maven could not fetch it; run `make services` online\n{done.stdout[-1500:]}"
-        )
+        errors = [line for line in done.stdout.splitlines() if "ERROR" in line]
+        raise _NotFetched(f"Maven could not fetch it; `make services` where there is a network ({errors[:1]})")
 
 
 def _unpack_postgres(folder: Path, version: str) -> None:
