@@ -6,11 +6,12 @@ Every query has a bounded cost, whatever lies in the tables: it counts up to a l
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from datetime import datetime
 
     import asyncpg
@@ -27,6 +28,7 @@ __all__ = [
     "ParkedCount",
     "TopicBacklog",
     "Traffic",
+    "along_indexes",
     "backlog",
     "dead",
     "members",
@@ -41,8 +43,10 @@ PER_LANE_MAX: Final = 200
 PER_SINK_MAX: Final = 10_000
 DEAD_MAX: Final = 20_000
 
-# The limit is a literal and the ORDER BY is there for the planner: both tie it to the index (lane, seq), whatever
-# the statistics say about the share of unsettled rows.
+# With some hundred rows a lane the planner likes to fetch them all by bitmap and sort them, which is no longer bounded
+# when its statistics are old. Without bitmap and sequential scans the indexes in order are all that is left.
+PLANNER: Final = "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
+
 BACKLOG: Final = """
 SELECT topic, count(*) AS events, extract(epoch FROM clock_timestamp() - min(stored_at))::float8 AS oldest_age_seconds,
        count(DISTINCT lane) FILTER (WHERE nth = {per_lane_max}) AS lanes_cut, min(seq) AS first_seq
@@ -181,9 +185,18 @@ def sql(names: Names, template: str) -> str:
     )
 
 
+@asynccontextmanager
+async def along_indexes(connection: Connection) -> AsyncIterator[None]:
+    """A transaction whose queries read tables by their indexes only; the settings end with it."""
+    async with connection.transaction(readonly=True):
+        await connection.execute(PLANNER)
+        yield
+
+
 async def backlog(connection: Connection, names: Names) -> Backlog:
     """Events that are not settled, by topic, the largest first."""
-    rows = await connection.fetch(sql(names, BACKLOG))
+    async with along_indexes(connection):
+        rows = await connection.fetch(sql(names, BACKLOG))
     last = await connection.fetchval(sql(names, LAST_SEQ))
     topics = tuple(TopicBacklog(row["topic"], row["events"], max(0.0, row["oldest_age_seconds"])) for row in rows)
     events = sum(topic.events for topic in topics)
@@ -195,7 +208,8 @@ async def backlog(connection: Connection, names: Names) -> Backlog:
 
 async def parked(connection: Connection, names: Names) -> tuple[ParkedCount, ...]:
     """Deliveries that are set aside, by sink."""
-    rows = await connection.fetch(sql(names, PARKED))
+    async with along_indexes(connection):
+        rows = await connection.fetch(sql(names, PARKED))
     return tuple(
         ParkedCount(row["sink"], row["events"], row["events"] >= PER_SINK_MAX, max(0.0, row["oldest_age_seconds"]))
         for row in rows
