@@ -425,14 +425,24 @@ async def test_a_sink_that_is_too_slow_in_all_is_given_up(
 # --- what is left behind ---
 
 
-async def test_after_a_timeout_unsent_bytes_are_never_sent(victim: RabbitMQ, unique: str, topology: Topology) -> None:
+@pytest.mark.parametrize("given_up_by", ["timeout", "cancellation"])
+async def test_unsent_bytes_of_a_batch_that_was_given_up_are_never_sent(
+    victim: RabbitMQ, unique: str, topology: Topology, given_up_by: str
+) -> None:
     """Without keys the whole batch is written at once; the frozen broker must not find its end later."""
     queue = await topology.queue("q")
     batch = make_messages("q", 40, keys=(None,), payload=b"x" * 900_000)
     async with open_sink(victim.url(unique), publish_timeout_seconds=1.0) as sink:
-        await sink.ping()
+        assert statuses(await sink.publish([make_message("q")])) == [CONFIRMED]  # so that there is an open channel
         victim.freeze()
-        assert_down(await sink.publish(batch))
+        task = asyncio.create_task(sink.publish(batch))
+        if given_up_by == "timeout":
+            assert_down(await task)
+        else:
+            await asyncio.wait([task], timeout=0.3)  # inside `publish`, which the next line asserts
+            assert task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         victim.thaw()
         marker = make_message("q")
         await publish_until_confirmed(sink, [marker])
