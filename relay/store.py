@@ -12,11 +12,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from relay.types import Lease, Message
 
-__all__ = ["Burial", "HeldKey", "LeaseStore", "Membership", "Parked", "ParkingStore", "RunResult", "Settler"]
+__all__ = [
+    "Burial",
+    "HeldKey",
+    "LeaseStore",
+    "Membership",
+    "Parked",
+    "ParkedRun",
+    "ParkingStore",
+    "RunResult",
+    "Settler",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +46,8 @@ class LeaseStore(Protocol):
     async def look(self) -> Membership:
         """Who lives and who owns what; one cheap read."""
 
-    async def claim(self, count: int) -> Sequence[Lease]:
-        """Take up to `count` lanes that are free, dead pods', or this pod's own from an earlier claim."""
+    async def claim(self, count: int, owned: Collection[int]) -> Sequence[Lease]:
+        """Take up to `count` lanes that are free, dead pods', or this pod's own without being among `owned`."""
 
     async def release(self, leases: Iterable[Lease]) -> None:
         """Hand lanes over. Leases of an older epoch are left alone."""
@@ -84,6 +94,17 @@ class Burial:
     holds: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ParkedRun:
+    """Parked rows to send now: consecutive rows of one key, or a single one without a key.
+
+    `complete`: nothing else is parked for the key, so it can be freed after them.
+    """
+
+    messages: Sequence[Message]
+    complete: bool
+
+
 @dataclass(slots=True)
 class RunResult:
     """What became of one run: consecutive parked rows of one key (or one row without a key), in order.
@@ -118,8 +139,11 @@ class ParkingStore(Protocol):
     async def bury(self, entries: Sequence[Burial], settle: Sequence[Message]) -> None:
         """Write dead letters of events that were never parked, and settle rows, in one transaction."""
 
-    async def due(self, sink: str, leases: Sequence[Lease], heads: int, followers: int) -> Sequence[Sequence[Message]]:
-        """Runs that may be tried now: heads whose time has come, each with up to `followers` rows behind it."""
+    async def due(self, sink: str, leases: Sequence[Lease], heads: int, followers: int) -> Sequence[ParkedRun]:
+        """Runs that may be tried now: heads whose time has come, each with up to `followers` rows behind it.
+
+        Bounded in bytes as well; a head comes however large it is.
+        """
 
     async def finish(self, sink: str, results: Sequence[RunResult]) -> set[tuple[int, str | None]]:
         """Record what became of runs, in one transaction. Returns the (lane, key) that are still held."""

@@ -1,1 +1,1 @@
-"""Access to PostgreSQL: names of objects, SQL text, connections."""
+"""PostgreSQL: names of the objects, sessions, and the pool. Raises nothing but `relay.errors`."""

@@ -53,11 +53,11 @@ class Circuit:
         async with self._changed:
             while self.is_open:
                 now = loop.time()
-                if give_up_at is not None and now >= give_up_at:
-                    return Admission.GIVE_UP
                 if not self._probing and now >= self._retry_at:
                     self._probing = True
                     return Admission.PROBE
+                if give_up_at is not None and now >= give_up_at:
+                    return Admission.GIVE_UP
                 await self._wait_until(self._retry_at if not self._probing else None, give_up_at)
         return Admission.GO
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from relay.pipeline.pipe import Pipe
+    from relay.store import ParkedRun
     from relay.types import Lease, Message
 
 __all__ = ["Drainer"]
@@ -49,6 +50,7 @@ class Drainer:
 
     async def _rest(self) -> None:
         self._pipe.parked.clear()
+        await self._pipe.list_held()
         leases = self._own()
         due = await self._pipe.next_due(leases) if leases else None
         pause = min(_LOOK_SECONDS, due) if due is not None else _LOOK_SECONDS
@@ -73,14 +75,14 @@ class Drainer:
             async with self._cycle_over:
                 self._cycle_over.notify_all()
 
-    async def _send(self, found: Sequence[list[Message]]) -> None:
+    async def _send(self, found: Sequence[ParkedRun]) -> None:
         pipe = self._pipe
         runs = []
-        for messages in found:
-            run = Run(messages)
+        for parked in found:
+            run = Run(parked.messages)
             runs.append(run)
-            pipe.runs.add(run, messages)
-            self._put(messages)
+            pipe.runs.add(run, parked.messages)
+            self._put(parked.messages)
         try:
             await self._ended(runs)
         finally:

@@ -19,6 +19,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from relay.types import Lease, Message
 
 __all__ = ["HoldState", "Holds", "LaneHolds"]
@@ -95,12 +97,13 @@ class Holds:
             self._prune(lease, lane)
         return waiting
 
-    def release_whole(self, lease: Lease) -> None:
-        """Nothing of the lane is parked any more: only listed keys are held."""
-        if (lane := self._lanes.get(lease)) is None or not lane.whole:
+    def list_keys(self, lease: Lease, keys: Iterable[str]) -> None:
+        """From now on only these keys of the lane are held, instead of all."""
+        if (lane := self._lanes.get(lease)) is None:
             return
+        closing = {key: state for key, state in lane.keys.items() if state is HoldState.CLOSING}
         lane.whole = False
-        lane.keys = {key: state for key, state in lane.keys.items() if state is not HoldState.FREE}
+        lane.keys = dict.fromkeys(keys, HoldState.HELD) | closing
         self._prune(lease, lane)
 
     def whole(self) -> list[Lease]:

@@ -16,7 +16,7 @@ from relay.pipeline.circuit import Circuit
 from relay.pipeline.holds import Holds, HoldState
 from relay.pipeline.runs import Run, Runs
 from relay.sink import Outcome, Sink, Status
-from relay.store import Burial, Parked, ParkingStore
+from relay.store import Burial, Parked, ParkedRun, ParkingStore
 from relay.telemetry.logs import get_logger
 from relay.telemetry.metrics import FailureKind, Metrics
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from relay.pipeline.decisions import Decisions
     from relay.pipeline.recovery import Recovery
+    from relay.pipeline.router import Target
     from relay.pipeline.settlement import Settlement
     from relay.retry import Backoff
     from relay.types import Lease, Message
@@ -63,7 +64,7 @@ class Pipe:
         retry: Backoff,
         outage: Backoff,
         metrics: Metrics,
-        holds_on_dead_letter: Callable[[str], bool],
+        target: Callable[[str], Target | None],
     ) -> None:
         self.name, self.sink, self.options = name, sink, options
         self.settlement, self.recovery, self.retry = settlement, recovery, retry
@@ -80,7 +81,7 @@ class Pipe:
         """Gives messages back to the front of their workers' queues; set by whoever makes the workers."""
         self._reopened = 0
         self._parking, self._decisions = parking, decisions
-        self._holds_on_dead_letter = holds_on_dead_letter
+        self._target = target
 
     # -- the sink's state ----------------------------------------------------------------------
 
@@ -146,7 +147,8 @@ class Pipe:
     def burial(self, message: Message, outcome: Outcome) -> Burial:
         """The dead letter of a message."""
         kind = "rejected" if outcome.status is Status.REJECTED else "attempts"
-        holds = message.key is not None and self._holds_on_dead_letter(message.topic)
+        target = self._target(message.topic)
+        holds = message.key is not None and target is not None and target.holds
         return Burial(message, self.name, kind, outcome.reason, message.attempts + 1, holds)
 
     # -- decisions, written under the lock -----------------------------------------------------
@@ -195,38 +197,44 @@ class Pipe:
                 if run.key is not None and not run.lease.lost:
                     self.requeue(self.holds.reopen(run.lease, run.key, held=(run.lease.lane, run.key) in still))
 
-    async def due(self, leases: Sequence[Lease], heads: int, followers: int) -> list[list[Message]]:
+    async def due(self, leases: Sequence[Lease], heads: int, followers: int) -> Sequence[ParkedRun]:
         """Runs to try now. Their keys are held, or closing if nothing is left behind the run."""
         async with self.lock:
             found = await self.recovery.until_done(
-                "read parked", lambda: self._parking.due(self.name, leases, heads, followers + 1)
+                "read parked", lambda: self._parking.due(self.name, leases, heads, followers)
             )
-            runs = []
-            for rows in found:
-                run, head = list(rows[:followers]), rows[0]
-                runs.append(run)
+            for run in found:
+                self._address(run.messages)
+                head = run.messages[0]
                 if head.key is None or head.lease is None:
                     continue
-                if len(rows) <= followers:
+                if run.complete:
                     self.holds.close(head.lease, head.key)
                 else:
                     self.holds.hold(head.lease, head.key)
-        return runs
+        return found
 
     async def next_due(self, leases: Sequence[Lease]) -> float | None:
-        """Seconds until something is due; None when nothing is parked. Frees lanes that were held as a whole."""
-        async with self.lock:
-            due = await self.recovery.until_done("look at parked", lambda: self._parking.next_due(self.name, leases))
-            for lease in self.holds.whole():
-                if not self.parks_everything and await self._empty(lease):
-                    self.holds.release_whole(lease)
-        return due
+        """Seconds until something is due; None when nothing is parked."""
+        return await self.recovery.until_done("look at parked", lambda: self._parking.next_due(self.name, leases))
 
-    async def _empty(self, lease: Lease) -> bool:
-        held = await self.recovery.until_done("look at parked", lambda: self._parking.held([lease]))
-        return all(entry.sink != self.name for entry in held)
+    async def list_held(self) -> None:
+        """Replace holds of whole lanes by their keys, where those are few enough by now."""
+        async with self.lock:
+            for lease in [] if self.parks_everything else self.holds.whole():
+                held = await self.recovery.until_done("load held keys", lambda lease=lease: self._parking.held([lease]))  # type: ignore[misc]
+                own = [entry.key for entry in held if entry.sink == self.name]
+                keys = [key for key in own if key is not None]
+                if len(keys) == len(own):
+                    self.holds.list_keys(lease, keys)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _address(self, messages: Sequence[Message]) -> None:
+        """Parked rows have no destination: it is the route's, as it is now."""
+        for message in messages:
+            if (target := self._target(message.topic)) is not None:
+                message.destination = target.destination(message.topic, message.key)
 
     def _sort(self, messages: Iterable[Message]) -> list[Message]:
         held = []

@@ -113,8 +113,8 @@ class Pipeline:
                 retry=retry,
                 outage=outage,
                 metrics=metrics,
-                holds_on_dead_letter=partial(self._holds, name),
-            )  # fmt: skip
+                target=partial(self._target, name),
+            )
             for name, sink in sinks.items()
         }
         self._lanes = {name: _Lane(pipe, self._leases) for name, pipe in self.pipes.items()}
@@ -200,8 +200,8 @@ class Pipeline:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _holds(self, sink: str, topic: str) -> bool:
-        return any(target.sink == sink and target.holds for target in self._router.targets(topic))
+    def _target(self, sink: str, topic: str) -> Target | None:
+        return next((target for target in self._router.targets(topic) if target.sink == sink), None)
 
     async def _bury_unrouted(self) -> None:
         """Policy for topics that no route takes: a dead letter by default, never silence."""

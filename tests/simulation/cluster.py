@@ -7,14 +7,14 @@ hold their locks in between. `Rules` leaves single rules out, to show that the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from relay.errors import LeaseLost, SourceUnavailable
 from relay.sink import CONFIRMED, DEFERRED, Outcome, rejected, unavailable
 from relay.sources.polling.contracts import Cursor, Mark, Page
-from relay.store import Burial, HeldKey, Membership, Parked, RunResult
+from relay.store import Burial, HeldKey, Membership, Parked, ParkedRun, RunResult
 from relay.types import LANES, Lease, Message
 from tests.simulation.world import PodLoop, World
 
@@ -191,15 +191,15 @@ class Database:
     async def look(self) -> Membership:
         return await self._call(lambda: Membership(self._server.live(), dict(self._server.leases)))
 
-    async def claim(self, count: int) -> Sequence[Lease]:
-        server = self._server
+    async def claim(self, count: int, owned: Collection[int]) -> Sequence[Lease]:
+        server, held = self._server, set(owned)
 
         def effect() -> list[Lease]:
             live = server.live()
             free = [
                 lane
                 for lane, (owner, _) in server.leases.items()
-                if (owner is None or owner not in live or owner == self._pod) and not server.shared[lane]
+                if (owner is None or owner not in live or (owner == self._pod and lane not in held)) and not server.shared[lane]
             ]
             taken = self._world.rng.sample(free, min(count, len(free)))
             for lane in taken:
@@ -298,10 +298,10 @@ class Database:
     def _bury(self, number: int, entry: Burial, event: Event) -> None:
         self._server.dead[number] = Row(number, entry.sink, event, entry.attempts, None, entry.holds, entry.kind)
 
-    async def due(self, sink: str, leases: Sequence[Lease], heads: int, followers: int) -> Sequence[Sequence[Message]]:
+    async def due(self, sink: str, leases: Sequence[Lease], heads: int, followers: int) -> Sequence[ParkedRun]:
         by_lane = {lease.lane: lease for lease in leases}
 
-        def effect() -> list[list[Message]]:
+        def effect() -> list[ParkedRun]:
             rows = [row for row in self._server.parked.values() if row.sink == sink and row.event.lane in by_lane]
             found = [row for row in rows if row.retry_at is not None and row.retry_at <= self._world.now]
             found = [row for row in found if self._is_head(row, rows)][:heads]
@@ -313,12 +313,13 @@ class Database:
         key = (row.event.lane, row.event.key)
         return row.event.key is None or all((r.event.lane, r.event.key) != key or r.number >= row.number for r in rows)
 
-    def _run_of(self, head: Row, rows: Sequence[Row], followers: int, lease: Lease) -> list[Message]:
+    def _run_of(self, head: Row, rows: Sequence[Row], followers: int, lease: Lease) -> ParkedRun:
         key, run = head.event.key, [head]
         if key is not None:
             behind = [r for r in rows if r.event.key == key and r.event.lane == lease.lane and r.number > head.number]
-            run += sorted(behind, key=lambda row: row.number)[: followers - 1]
-        return [_message(row.event, lease, row.number, row.attempts) for row in run]
+            run += sorted(behind, key=lambda row: row.number)
+        messages = [_message(row.event, lease, row.number, row.attempts) for row in run[: followers + 1]]
+        return ParkedRun(messages, complete=len(run) <= followers + 1)
 
     async def finish(self, sink: str, results: Sequence[RunResult]) -> set[tuple[int, str | None]]:
         def effect() -> set[tuple[int, str | None]]:

@@ -75,7 +75,7 @@ class Pod:
         )
         source.attach(pipeline)
         ownership = Ownership(self.name, self.database, source, pipeline, config.leases, metrics)
-        self.pipeline = pipeline
+        self.pipeline, self.src = pipeline, source
         async with asyncio.TaskGroup() as group:
             group.create_task(pipeline.run())
             group.create_task(source.run())

@@ -152,9 +152,7 @@ class Ownership:
         wanted = target(self._pod, view.members) - len(self._owned)
         if wanted <= 0 or not self._any_free(view):
             return
-        leases = await self._store.claim(wanted)
-        # A lane that is claimed again while its old lease is still being given up: the old one is void.
-        self._drop([self._owned[lease.lane] for lease in leases if lease.lane in self._owned])
+        leases = await self._store.claim(wanted, self._owned.keys())
         if not leases:
             return
         await self._intake.adopt(leases)

@@ -272,18 +272,20 @@ class PollingSource:
         await self._bell.wait(self._interval)
 
     async def _sleep(self) -> None:
-        """Producers notify from now on. Read once more, because one may have committed just before."""
+        """Producers notify from now on. Each time read once more first, because one may have committed just before."""
         assert self._intake is not None
+        self._metrics.asleep.set(1)
         try:
-            new, more = await self._read(*await self._intake.room())
-            if not new and not more and not self._stopping:
-                self._metrics.asleep.set(1)
+            while not self._stopping:
+                new, more = await self._read(*await self._intake.room())
+                if new or more:
+                    break
                 cause = await self._bell.wait(self._options.fallback_interval_seconds * self._rng.uniform(0.5, 1.5))
-                self._metrics.woke({"timeout": "fallback"}.get(cause, cause))
+                self._metrics.woke("fallback" if cause == "timeout" else cause)
+                if cause != "timeout" or not await self._bell.sleep():
+                    break
         finally:
             self._metrics.asleep.set(0)
             await self._bell.wake()
-        if new:
-            await self._bell.busy()
         self._arrived_at = asyncio.get_running_loop().time()
         self._interval = self._options.poll_interval_seconds

@@ -1,0 +1,59 @@
+"""Settling rows of the outbox: `delete` them, or `keep` them with `published_at` set.
+
+A number means something only on the server that gave it out: after a promotion another event may
+have it. So every settle names the incarnation that the rows were read from, and does nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from relay.database.session import IDENTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relay.database.names import Names
+    from relay.database.pool import Connection, Pool
+    from relay.types import Message
+
+__all__ = ["PostgresSettler"]
+
+_DELETE: Final = "DELETE FROM {outbox}"
+_KEEP: Final = "UPDATE {outbox} SET published_at = clock_timestamp()"
+# The identity is a sub-select without a reference to the row: evaluated once for the statement.
+_WHERE: Final = f" WHERE seq = ANY($1::bigint[]) AND published_at IS NULL AND (SELECT {IDENTITY}) = $2"
+# stored_at is the partition key: without the bounds every partition would be searched for every number.
+_PRUNE: Final = " AND stored_at >= $3 AND stored_at <= $4"
+
+
+class PostgresSettler:
+    """`relay.store.Settler`."""
+
+    def __init__(self, pool: Pool, names: Names, settle: Literal["delete", "keep"], *, partitioned: bool) -> None:
+        self._pool, self._partitioned = pool, partitioned
+        how = _DELETE if settle == "delete" else _KEEP
+        self._sql = names.format(how + _WHERE + (_PRUNE if partitioned else ""))
+
+    async def settle(self, messages: Sequence[Message]) -> None:
+        """Settle in one transaction for each server that the messages were read from: in practice one."""
+        for args in self._arguments(messages):
+            await self._pool.fetch(self._sql, *args)
+
+    async def settle_within(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Settle inside the transaction of a decision."""
+        for args in self._arguments(messages):
+            await connection.execute(self._sql, *args)
+
+    def _arguments(self, messages: Sequence[Message]) -> list[tuple[Any, ...]]:
+        by_server: dict[str, list[Message]] = {}
+        for message in messages:
+            assert message.lease is not None
+            by_server.setdefault(message.lease.server, []).append(message)
+        return [(sorted([m.seq for m in some]), server, *self._bounds(some)) for server, some in by_server.items()]
+
+    def _bounds(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if not self._partitioned:
+            return ()
+        moments = [message.stored_at for message in messages]
+        return min(moments), max(moments)
