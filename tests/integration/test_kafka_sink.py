@@ -310,6 +310,22 @@ async def test_a_key_that_changes_its_topic_keeps_its_order(kafka: Kafka, unique
     assert sorted(ids_of(received)) == sorted(ids(batch))
 
 
+async def test_a_key_that_fails_at_one_topic_does_not_overtake_at_the_next(kafka: Kafka, unique: str) -> None:
+    """Only the broker knows the first topic's limit, so the second record has to wait for its word."""
+    strict = await create_topic(kafka, f"{unique}.1", max_message_bytes=2_000)
+    other = await create_topic(kafka, f"{unique}.2")
+    batch = [
+        make_message(strict, key="k", payload=b"x" * 3_000),
+        make_message(other, key="k"),
+        make_message(other, key="free"),
+        make_message(strict, key="k"),
+    ]
+    async with opened(kafka) as sink:
+        assert statuses(await sink.publish(batch)) == ["rejected", "deferred", "confirmed", "deferred"]
+    assert ids_of(await records_of(kafka, other, 1)) == [batch[2].id]
+    assert await records_of(kafka, strict, 0) == []
+
+
 # --- sequences -----------------------------------------------------------------------------------
 
 

@@ -129,6 +129,31 @@ async def test_a_cancelled_batch_is_sent_again_in_order(kafka: Kafka, kafka_prox
     assert_in_order(await records_of(kafka, topic, 600), messages)
 
 
+@pytest.mark.parametrize("end", ["deadline", "cancellation"])
+async def test_bytes_that_are_not_sent_yet_never_are(kafka: Kafka, kafka_proxy: Proxy, unique: str, end: str) -> None:
+    """A record larger than all buffers on the way is given up half sent; when the way is free, it does not arrive."""
+    topic = await create_topic(kafka, unique, max_message_bytes=50_000_000)
+    large = make_message(topic, payload=b"x" * 40_000_000)
+    options = {"publish_timeout_seconds": 1.5 if end == "deadline" else 60.0, "max_request_size": 50_000_000}
+    async with opened(kafka, bootstrap_servers=kafka.proxied_bootstrap_servers, **options) as sink:
+        assert statuses(await sink.publish([make_message(topic)])) == ["confirmed"]
+        kafka_proxy.delay(5)
+        task = asyncio.ensure_future(sink.publish([large]))
+        if end == "cancellation":
+            # Long enough to have written, well below the deadline.
+            await asyncio.wait([task], timeout=0.5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert statuses(await task) == ["unavailable"]
+        stuck = set(kafka_proxy._links)
+        await kafka_proxy.heal()
+        await kafka_proxy.wait_until(lambda: not stuck & kafka_proxy._links)
+        await publish_until_confirmed(sink, [make_message(topic, key="after")])
+    assert large.id not in ids_of(await records_of(kafka, topic, 2))
+
+
 async def test_a_slow_connection_still_makes_progress(kafka: Kafka, kafka_proxy: Proxy, unique: str) -> None:
     """A batch that cannot pass before the deadline is sent in parts that can, and each is confirmed (FIELD.md F10)."""
     topic = await create_topic(kafka, unique, partitions=3)
