@@ -372,6 +372,24 @@ async def test_groups_that_were_answered_before_the_cut_are_confirmed(
         assert statuses(outcomes) == [Status.CONFIRMED, Status.UNAVAILABLE, Status.DEFERRED]
 
 
+async def test_a_link_that_is_slower_than_the_deadline_makes_progress(
+    server: Valkey, client: Any, proxy: MakeProxy
+) -> None:
+    """A batch takes longer than the deadline in all, and is confirmed, because it moves (FIELD.md F10)."""
+    front = await proxy(server.host, server.port)
+    batch = make_messages("s", 200, keys=("a", "b"), payload=b"x" * 10_000)
+    async with opened(f"redis://{front.host}:{front.port}", publish_timeout_seconds=0.5) as sink:
+        front.throttle(1_000_000)
+        rest, attempts = batch, 0
+        while rest:
+            attempts += 1
+            outcomes = await sink.publish(rest)
+            rest = [m for m, outcome in zip(rest, outcomes, strict=True) if outcome.status is not Status.CONFIRMED]
+        assert attempts <= 3
+    received = await entry_ids(client, "s")
+    assert list(dict.fromkeys(received)) == ids(batch)
+
+
 async def test_connections_are_bounded_by_concurrency(server: Valkey, client: Any) -> None:
     """However many callers there are."""
     before = (await client.info("stats"))["total_connections_received"]

@@ -18,6 +18,7 @@ from relay.sinks.redis.attempt import Attempt
 from relay.sinks.redis.encoding import command, xadd, xadd_start
 from relay.sinks.redis.errors import judge
 from relay.sinks.redis.options import Address, RedisOptions
+from relay.sinks.redis.pace import Pace
 from relay.sinks.redis.replies import all_confirmed, read_group, reply_count
 from relay.sinks.redis.request import ROUND_BYTES_MAX, build
 from relay.sinks.redis.rounds import defer, next_round
@@ -114,7 +115,7 @@ def test_a_round_is_bounded_and_a_large_message_travels_alone() -> None:
     attempt = Attempt([make_message("s", payload=b"x" * size) for size in sizes])
     rounds = []
     while pending := attempt.pending():
-        request = build(attempt, pending, maxlen=None, value_bytes_max=10**9)
+        request = build(attempt, pending, maxlen=None, value_bytes_max=10**9, round_bytes=ROUND_BYTES_MAX)
         rounds.append(request.groups)
         assert (request.large_message is not None) == (len(request.data) > ROUND_BYTES_MAX)
         for index in request.groups[0]:
@@ -122,10 +123,38 @@ def test_a_round_is_bounded_and_a_large_message_travels_alone() -> None:
     assert rounds == [[[0, 1]], [[2]], [[3]], [[4, 5]]]
 
 
+def test_the_pace_follows_the_link_down_and_up() -> None:
+    """A second's worth, between 8 KiB and 1 MiB; a small round that was quick proves nothing about large ones."""
+    pace = Pace(deadline_seconds=10)
+    assert pace.round_bytes == ROUND_BYTES_MAX
+    pace.answered(ROUND_BYTES_MAX, 4.0)
+    assert pace.round_bytes == ROUND_BYTES_MAX // 4
+    pace.answered(100, 0.001)
+    assert pace.round_bytes == ROUND_BYTES_MAX // 4
+    for _ in range(9):
+        pace.timed_out()
+    assert pace.round_bytes == 8 * 1024
+    for _ in range(20):
+        pace.answered(pace.round_bytes, 0.1)
+    assert pace.round_bytes == ROUND_BYTES_MAX
+
+
+def test_several_streams_share_the_room_of_a_round() -> None:
+    """A stream that finds no room waits; the first message of a round always goes."""
+    attempt = Attempt([make_message(stream, key=None, payload=b"x" * 300) for stream in ("s", "t", "u")])
+    rounds = []
+    while pending := attempt.pending():
+        groups = build(attempt, pending, maxlen=None, value_bytes_max=10**9, round_bytes=1_000).groups
+        rounds.append(groups)
+        for [index] in groups:
+            attempt.record(index, CONFIRMED)
+    assert rounds == [[[0], [1]], [[2]]]
+
+
 def test_each_stream_of_a_round_is_one_transaction() -> None:
     """So that it fails whole (PROTOCOLS.md 21); one command alone needs none."""
     attempt = Attempt([make_message(stream, key=None) for stream in ("s", "t", "s")])
-    request = build(attempt, [0, 1, 2], maxlen=None, value_bytes_max=10**9)
+    request = build(attempt, [0, 1, 2], maxlen=None, value_bytes_max=10**9, round_bytes=ROUND_BYTES_MAX)
     assert request.groups == [[0, 2], [1]]
     words = [match.decode() for match in re.findall(rb"\r\n(MULTI|XADD|EXEC)\r\n", request.data)]
     assert words == ["MULTI", "XADD", "XADD", "EXEC", "XADD"]
@@ -138,7 +167,7 @@ def test_text_that_is_not_unicode_is_rejected_alone(broken: str) -> None:
     bad, good = make_message("s", key="a"), make_message("s", key="b")
     setattr(bad, broken, "\ud800")
     attempt = Attempt([bad, good])
-    build(attempt, [0, 1], maxlen=None, value_bytes_max=10**9)
+    build(attempt, [0, 1], maxlen=None, value_bytes_max=10**9, round_bytes=ROUND_BYTES_MAX)
     assert [outcome.status for outcome in attempt.outcomes(CONFIRMED)] == [Status.REJECTED, Status.CONFIRMED]
 
 
@@ -148,7 +177,7 @@ def test_each_part_has_the_limit(part: str) -> None:
     message = make_message("s")
     setattr(message, part, b"x" * 200 if part == "payload" else "x" * 200)
     attempt = Attempt([message])
-    build(attempt, [0], maxlen=None, value_bytes_max=100)
+    build(attempt, [0], maxlen=None, value_bytes_max=100, round_bytes=ROUND_BYTES_MAX)
     assert attempt.outcomes(CONFIRMED) == [rejected(f"{part} of 200 bytes is over the limit of 100")]
 
 

@@ -4,6 +4,7 @@
 - `encoding`    a message as the bytes of its XADD (pure)
 - `rounds`      which messages of a batch may be sent together (pure)
 - `request`     one round as the bytes of its transactions
+- `pace`        how much of a batch goes into a round (pure)
 - `attempt`     what is known about each message of a batch
 - `replies`     what the replies say about each message (pure)
 - `errors`      what an error reply means: the one table (pure)

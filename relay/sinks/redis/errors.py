@@ -75,7 +75,7 @@ def judge(text: str) -> Verdict:
     if any(part in text for part in _TOO_LARGE):
         return Verdict(rejected(_reason(text)))
     if "unknown command" in text:  # the rest of this text would repeat arguments, and so a payload
-        return Verdict(unavailable("the server does not know XADD", sink_down=True, misconfigured=True))
+        return Verdict(unavailable("the server does not know XADD, MULTI or EXEC", sink_down=True, misconfigured=True))
     code = text.partition(" ")[0]
     if code == "NOPERM":
         return _judge_permission(text)

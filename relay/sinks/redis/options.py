@@ -87,7 +87,8 @@ class RedisOptions(Section):
         2, ge=1, le=64, description="batches in flight, one connection each: one is built while one is on its way"
     )
     publish_timeout_seconds: Seconds = Field(
-        10.0, description="of one batch, connecting included; then its outcome is unknown and it is tried again"
+        10.0,
+        description="that the server may be silent, connecting included; then the outcome is unknown and tried again",
     )
     connect_timeout_seconds: Seconds = Field(5.0, description="of one connection attempt with its handshake")
     payload_bytes_max: int = Field(

@@ -48,17 +48,21 @@ class Request:
         return len(self.groups) == 1 and len(self.groups[0]) == 1
 
 
-def build(attempt: Attempt, pending: Sequence[int], *, maxlen: int | None, value_bytes_max: int) -> Request:
+def build(
+    attempt: Attempt, pending: Sequence[int], *, maxlen: int | None, value_bytes_max: int, round_bytes: int
+) -> Request:
     """The next round of an attempt; records what is rejected on the way, so it may be empty.
+
+    It has `round_bytes` at most, or one larger message.
 
     Any prefix of a stream's messages may go, because no key of theirs goes to another stream in this round.
     """
     groups: list[list[int]] = []
     parts: list[bytes] = []
-    room = ROUND_BYTES_MAX
+    room = round_bytes
     for stream, indexes in next_round(attempt.batch, pending).items():
         builder = _Transaction(attempt, stream, maxlen, value_bytes_max)
-        room = builder.fill(indexes, room)
+        room = builder.fill(indexes, room, is_first=not groups)
         if builder.indexes:
             groups.append(builder.indexes)
             parts += builder.commands if len(builder.indexes) == 1 else (MULTI, *builder.commands, EXEC)
@@ -81,7 +85,7 @@ class _Transaction:
         except UnicodeEncodeError:
             self._start = None
 
-    def fill(self, indexes: Sequence[int], room: int) -> int:
+    def fill(self, indexes: Sequence[int], room: int, *, is_first: bool) -> int:
         """Add messages until the round is full; the room that is left, 0 or less when it is full."""
         attempt, batch, held = self._attempt, self._attempt.batch, self._attempt.held
         for index in indexes:
@@ -94,8 +98,8 @@ class _Transaction:
                 attempt.record(index, rejected("its stream or key is not Unicode text"))
             elif size > self._value_bytes_max and (reason := _too_large(message, self._value_bytes_max)):
                 attempt.record(index, rejected(reason))
-            elif size > room and room < ROUND_BYTES_MAX:
-                return 0  # there is something in the round already: this one begins the next
+            elif size > room and (self.indexes or not is_first):
+                return 0  # something is in the round already: this one begins the next
             else:
                 self.indexes.append(index)
                 self.commands.append(encoded)

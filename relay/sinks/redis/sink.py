@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from hiredis import ReplyError
 from pydantic import BaseModel  # noqa: TC002 - the registry reads this annotation's value
@@ -18,8 +18,9 @@ from relay.sinks.redis.connection import Connection, ConnectionLost, Refused, Un
 from relay.sinks.redis.encoding import command
 from relay.sinks.redis.errors import judge
 from relay.sinks.redis.options import RedisOptions
+from relay.sinks.redis.pace import Pace
 from relay.sinks.redis.pool import Pool
-from relay.sinks.redis.request import build
+from relay.sinks.redis.request import Request, build
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -49,6 +50,8 @@ class RedisSink:
         self._tls: ssl.SSLContext | None = None
         self._pool = Pool(self._connect, options.concurrency)
         self._permits = asyncio.Semaphore(options.concurrency)
+        self._pace = Pace(options.publish_timeout_seconds)
+        self._closed = False
         self._deadlines: set[asyncio.Timeout] = set()
 
     @property
@@ -75,7 +78,6 @@ class RedisSink:
             raise SinkUnavailable(f"sinks.{self.name}: {error}") from None
         except Refused as error:
             self._raise(error.verdict.outcome)
-            raise
         for reply in replies:
             self._raise_if_down(reply)
 
@@ -99,9 +101,10 @@ class RedisSink:
         attempt = Attempt(batch)
         rest = _UNKNOWN
         try:
-            async with self._deadline(), self._permits:
-                await self._send(attempt)
+            async with self._deadline() as deadline, self._permits:
+                await self._send(attempt, deadline)
         except TimeoutError:
+            self._pace.timed_out()
             seconds = self._options.publish_timeout_seconds
             rest = unavailable(f"{self._address}: no answer within {seconds:g} s: unknown", sink_down=True)
         except Unreachable as error:
@@ -118,6 +121,7 @@ class RedisSink:
 
     async def close(self) -> None:
         """End every connection; a `publish` in flight returns "unknown" at once."""
+        self._closed = True
         now = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
             with suppress(RuntimeError):  # it has just passed by itself
@@ -128,33 +132,32 @@ class RedisSink:
         return await connect(self._address, self._options, self._tls)
 
     @asynccontextmanager
-    async def _deadline(self) -> AsyncIterator[None]:
-        """The time that one call may take; `close` makes it end now."""
+    async def _deadline(self) -> AsyncIterator[asyncio.Timeout]:
+        """How long the server may be silent in one call; `close` makes it end now."""
         async with asyncio.timeout(self._options.publish_timeout_seconds) as deadline:
             self._deadlines.add(deadline)
             try:
-                yield
+                yield deadline
             finally:
                 self._deadlines.discard(deadline)
 
-    async def _send(self, attempt: Attempt) -> None:
+    async def _send(self, attempt: Attempt, deadline: asyncio.Timeout) -> None:
         """Rounds until nothing is left to send, on a new connection after one that ended or should."""
         suspect: int | None = None
         while suspect is not None or attempt.pending():
             async with self._pool.connection() as connection:
                 if suspect is not None:  # the server is there, so the message is to blame for the last connection
                     attempt.record(suspect, _UNWELCOME)
-                suspect = await self._rounds(connection, attempt)
+                suspect = await self._rounds(connection, attempt, deadline)
 
-    async def _rounds(self, connection: Connection, attempt: Attempt) -> int | None:
+    async def _rounds(self, connection: Connection, attempt: Attempt, deadline: asyncio.Timeout) -> int | None:
         """Send as long as the connection lasts; the message that it may have ended for, if there is one."""
-        limit = min(self._options.payload_bytes_max, connection.bulk_max)
         while connection.is_usable and (pending := attempt.pending()):
-            request = build(attempt, pending, maxlen=self._options.maxlen, value_bytes_max=limit)
+            request = self._request(connection, attempt, pending)
             if not request.groups:  # all of them were rejected
                 continue
             try:
-                replies = await connection.exchange(request.data, request.replies)
+                replies = await self._exchange(connection, request, deadline)
             except BaseException as error:
                 attempt.read(request.groups, connection.replies)
                 if isinstance(error, ConnectionLost) and request.large_message is not None:
@@ -163,6 +166,26 @@ class RedisSink:
             if attempt.read(request.groups, replies):
                 connection.abort()
         return None
+
+    def _request(self, connection: Connection, attempt: Attempt, pending: Sequence[int]) -> Request:
+        return build(
+            attempt,
+            pending,
+            maxlen=self._options.maxlen,
+            value_bytes_max=min(self._options.payload_bytes_max, connection.bulk_max),
+            round_bytes=self._pace.round_bytes,
+        )
+
+    async def _exchange(self, connection: Connection, request: Request, deadline: asyncio.Timeout) -> list[Any]:
+        """One round trip. An answer is progress, and gives the rest of the batch the whole time again."""
+        now = asyncio.get_running_loop().time
+        started = now()
+        replies = await connection.exchange(request.data, request.replies)
+        answered = now()
+        self._pace.answered(len(request.data), answered - started)
+        if not self._closed:
+            deadline.reschedule(answered + self._options.publish_timeout_seconds)
+        return replies
 
     def _tls_context(self) -> ssl.SSLContext:
         file = self._options.tls_ca_file
@@ -179,7 +202,7 @@ class RedisSink:
         if isinstance(reply, ReplyError) and (outcome := judge(str(reply)).outcome).sink_down:
             self._raise(outcome)
 
-    def _raise(self, outcome: Outcome) -> None:
+    def _raise(self, outcome: Outcome) -> NoReturn:
         text = f"sinks.{self.name}: {self._address}: {outcome.reason}"
         if outcome.misconfigured:
             raise PermissionMissing(
