@@ -13,7 +13,7 @@ from relay.database.names import Names
 from relay.maintenance import views
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     import asyncpg
 
@@ -67,7 +67,7 @@ class Look:
         }
 
 
-async def looks(config: Config, *, interval: float, ping: bool) -> AsyncIterator[Look]:
+async def looks(config: Config, *, interval: float, ping: bool) -> AsyncGenerator[Look, None]:
     """A look after one interval, then one for every further interval; without end."""
     names = Names.from_config(config.database)
     async with connect(config.database) as connection:

@@ -50,7 +50,7 @@ def _head(look: Look) -> Text:
     return Text.assemble(
         (safe(look.outbox.replace('"', "")), "bold"),
         f"  {safe(look.database)}  settle = {look.settle}  ",
-        (f"{look.at:%Y-%m-%d %H:%M:%S} UTC", "dim"),
+        (f"{look.at:%H:%M:%S} UTC", "dim"),
     )
 
 
@@ -135,7 +135,7 @@ def _pods(members: tuple[Member, ...]) -> Table:
         if member.pod is None:
             table.add_row(Text("no owner", "yellow"), str(lanes), Text(bar, "yellow"), "", "")
             continue
-        started = f"{member.started_at:%Y-%m-%d %H:%M:%S}" if member.started_at else ""
+        started = member.started_at.replace("T", " ").removesuffix("Z") if member.started_at else ""
         style = "green" if member.alive else "red"
         name = Text(safe(member.pod) + ("" if member.alive else " (gone)"), "" if member.alive else "red")
         table.add_row(name, str(lanes), Text(bar, style), safe(member.version or ""), started)

@@ -27,7 +27,7 @@ _INTERVAL_SECONDS: Final = 10.0
 
 
 class ClusterGauges:
-    """`acquire` lends a connection (`pool.acquire`); `sinks` are the configured names."""
+    """`acquire` lends a connection, inside a transaction or not; `sinks` are the configured names."""
 
     def __init__(self, acquire: Acquire, names: Names, metrics: Metrics, sinks: Iterable[str]) -> None:
         self._acquire, self._names, self._metrics = acquire, names, metrics

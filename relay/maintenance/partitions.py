@@ -7,20 +7,28 @@ applications cannot set. The work itself is the SQL function of migration 0004, 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import asyncpg
 
-from relay.errors import PermissionMissing, SchemaMismatch
+from relay.errors import PermissionMissing, SchemaMismatch, SourceUnavailable
+from relay.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from relay.database.names import Names
 
-__all__ = ["Partition", "ensure_ahead", "list_partitions"]
+__all__ = ["Partition", "ensure_ahead", "keep_ahead", "list_partitions"]
+
+_INTERVAL_SECONDS: Final = 6 * 3600.0
+_AGAIN_SECONDS: Final = 60.0
+
+_log = get_logger(__name__)
 
 AHEAD: Final = timedelta(weeks=8)
 """How long the relay may be away before producers would notice."""
@@ -85,3 +93,18 @@ async def ensure_ahead(
 async def list_partitions(connection: asyncpg.Connection[Any], names: Names) -> Sequence[Partition]:
     """The attached partitions by range; empty for a plain outbox. Needs no rights on them."""
     return [Partition(**dict(row)) for row in await connection.fetch(names.format(_LIST))]
+
+
+async def keep_ahead(acquire: Callable[[], AbstractAsyncContextManager[Any]], names: Names) -> None:
+    """Make partitions ahead of time until cancelled: now, and every few hours. Any number of pods may do it."""
+    while True:
+        try:
+            async with acquire() as connection:
+                made = await ensure_ahead(connection, names)
+            if made:
+                _log.info("partitions made", names=made)
+        except (SourceUnavailable, asyncpg.LockNotAvailableError) as error:
+            _log.warning("partitions not made, trying again", error=str(error))
+            await asyncio.sleep(_AGAIN_SECONDS)
+            continue
+        await asyncio.sleep(_INTERVAL_SECONDS)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from datetime import datetime
 
     import asyncpg
 
@@ -42,6 +41,9 @@ PER_LANE_MAX: Final = 200
 
 PER_SINK_MAX: Final = 10_000
 DEAD_MAX: Final = 20_000
+
+# Moments are text already: what a driver makes of them depends on the codecs of the connection.
+_ISO: Final = """'YYYY-MM-DD"T"HH24:MI:SS"Z"'"""
 
 # With some hundred rows a lane the planner likes to fetch them all by bitmap and sort them, which is no longer bounded
 # when its statistics are old. Without bitmap and sequential scans the indexes in order are all that is left.
@@ -77,13 +79,14 @@ SELECT s.sink, counted.events, counted.oldest_age_seconds
 """
 
 DEAD: Final = """
-SELECT sink, kind, count(*) AS events, count(*) FILTER (WHERE holds) AS holding, max(died_at) AS last_died_at
+SELECT sink, kind, count(*) AS events, count(*) FILTER (WHERE holds) AS holding,
+       to_char(max(died_at) AT TIME ZONE 'UTC', {iso}) AS last_died_at
   FROM (SELECT sink, kind, holds, died_at FROM {dead_letter} ORDER BY number LIMIT {dead_max}) bounded
  GROUP BY sink, kind ORDER BY sink, kind
 """
 
 MEMBERS: Final = """
-SELECT coalesce(m.pod, l.owner) AS pod, m.version, m.started_at,
+SELECT coalesce(m.pod, l.owner) AS pod, m.version, to_char(m.started_at AT TIME ZONE 'UTC', {iso}) AS started_at,
        coalesce(m.expires_at > clock_timestamp(), false) AS alive,
        coalesce(array_agg(l.lane ORDER BY l.lane) FILTER (WHERE l.lane IS NOT NULL), '{}') AS lanes
   FROM {member} m FULL JOIN {lease} l ON l.owner = m.pod
@@ -139,7 +142,7 @@ class DeadCount:
     kind: str
     events: int
     holding: int
-    last_died_at: datetime
+    last_died_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class Member:
 
     pod: str | None
     version: str | None
-    started_at: datetime | None
+    started_at: str | None
     alive: bool
     lanes: tuple[int, ...]
 
@@ -181,13 +184,17 @@ class Overview:
 def sql(names: Names, template: str) -> str:
     """One of the queries above for this outbox, with its limits."""
     return names.format(
-        template, per_lane_max=str(PER_LANE_MAX), per_sink_max=str(PER_SINK_MAX), dead_max=str(DEAD_MAX)
+        template, per_lane_max=str(PER_LANE_MAX), per_sink_max=str(PER_SINK_MAX), dead_max=str(DEAD_MAX), iso=_ISO
     )
 
 
 @asynccontextmanager
 async def along_indexes(connection: Connection) -> AsyncIterator[None]:
-    """A transaction whose queries read tables by their indexes only; the settings end with it."""
+    """A transaction (the caller's, if there is one) whose queries read tables by their indexes only, until it ends."""
+    if connection.is_in_transaction():
+        await connection.execute(PLANNER)
+        yield
+        return
     async with connection.transaction(readonly=True):
         await connection.execute(PLANNER)
         yield

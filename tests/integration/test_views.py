@@ -166,3 +166,15 @@ async def test_traffic_counts_what_was_stored_and_settled(connection: Any, outbo
     ):  # backends report when they are idle
         after = await views.traffic(connection, outbox.names)
     assert after.rates(before)[0] > after.rates(before)[1] > 0
+
+
+async def test_the_views_fit_into_a_transaction_of_the_caller(connection: Any, outbox: Outbox) -> None:
+    """A pool that begins by itself, as behind a transaction pooler; the caller's other queries come after."""
+    outbox.execute("INSERT INTO {member} (pod, expires_at, started_at) VALUES ('a', now(), '2026-01-02 03:04:05+00')")
+    fill(outbox, 3)
+    await connection.execute("BEGIN")
+    found = await views.overview(connection, outbox.names)
+    await connection.execute("COMMIT")
+    assert found.backlog.events == 3
+    assert found.members[0].started_at == "2026-01-02T03:04:05Z"
+    assert await connection.fetchval("SHOW enable_seqscan") == "on"

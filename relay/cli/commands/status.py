@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import click
@@ -46,12 +47,13 @@ async def _show(config: Config, *, watch: bool, interval: float, ping: bool, jso
     from relay.cli import snapshot  # noqa: PLC0415  # asyncpg is not needed for --help
     from relay.cli.output import print_json  # noqa: PLC0415
 
-    looks = snapshot.looks(config, interval=interval, ping=ping)
-    if json_:
-        async for look in looks:
-            print_json(look.document())
-            if not watch:
-                return
-    from relay.cli import status_view  # noqa: PLC0415  # rich is 15 MB
+    # Closed here and not by the garbage collector: it holds a connection.
+    async with aclosing(snapshot.looks(config, interval=interval, ping=ping)) as looks:
+        if json_:
+            async for look in looks:
+                print_json(look.document())
+                if not watch:
+                    return
+        from relay.cli import status_view  # noqa: PLC0415  # rich is 15 MB
 
-    await status_view.show(looks, watch=watch)
+        await status_view.show(looks, watch=watch)
