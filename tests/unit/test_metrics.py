@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -135,3 +136,10 @@ def test_build_info_names_the_version() -> None:
     text = generate_latest(Metrics().registry).decode()
     assert 'relay_build_info{python="3.' in text
     assert 'version="' in text
+
+
+def test_every_metric_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
+    for family in Metrics().registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert name.startswith("process_") or f"`{name}" in text, name
