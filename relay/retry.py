@@ -84,5 +84,5 @@ class Backoff:
     def delay(self, failures: int) -> float:
         """Seconds to wait after the given number of failures (1 or more)."""
         # 2**63 would overflow nothing, but there is no point in going on after the cap
-        ceiling = min(self.cap_seconds, self.base_seconds * 2 ** min(failures - 1, 32))
+        ceiling: float = min(self.cap_seconds, self.base_seconds * 2.0 ** min(failures - 1, 32))
         return ceiling * self.rng.uniform(0.5, 1.0)

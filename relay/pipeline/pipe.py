@@ -65,6 +65,7 @@ class Pipe:
         outage: Backoff,
         metrics: Metrics,
         target: Callable[[str], Target | None],
+        on_change: Callable[[Circuit], None],
     ) -> None:
         self.name, self.sink, self.options = name, sink, options
         self.settlement, self.recovery, self.retry = settlement, recovery, retry
@@ -81,7 +82,7 @@ class Pipe:
         """Gives messages back to the front of their workers' queues; set by whoever makes the workers."""
         self._reopened = 0
         self._parking, self._decisions = parking, decisions
-        self._target = target
+        self._target, self._on_change = target, on_change
 
     # -- the sink's state ----------------------------------------------------------------------
 
@@ -104,6 +105,7 @@ class Pipe:
             self.metrics.up.set(1)
             self.metrics.misconfigured.set(0)
             self.parked.set()
+            self._on_change(self.circuit)
             _log.info("sink is back", sink=self.name)
 
     async def down(self, outcome: Outcome) -> None:
@@ -112,6 +114,7 @@ class Pipe:
         self.metrics.misconfigured.set(outcome.misconfigured)
         if began:
             self.metrics.up.set(0)
+            self._on_change(self.circuit)
             event = "sink refuses this relay, waiting for an operator" if outcome.misconfigured else "sink is down"
             _log.warning(event, sink=self.name, reason=outcome.reason)
 
@@ -161,7 +164,7 @@ class Pipe:
         reopened = self._reopened
         async with self.lock:
             if self._reopened != reopened:
-                # Runs ended meanwhile: what waited for their keys is at the front now, and older than these.
+                # Keys were freed meanwhile: what waited for them is at the front now, and older than these.
                 self.requeue(kept)
                 return free
             held = self._sort(kept)
@@ -226,6 +229,7 @@ class Pipe:
                 own = [entry.key for entry in held if entry.sink == self.name]
                 keys = [key for key in own if key is not None]
                 if len(keys) == len(own):
+                    self._reopened += 1
                     self.holds.list_keys(lease, keys)
 
     # -- inside ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from relay.config import Config, Route
 from relay.errors import InvalidConfig, StopError
 from relay.pipeline.budget import Budget
 from relay.pipeline.decisions import Decisions
@@ -27,8 +26,10 @@ from relay.telemetry.logs import get_logger
 from relay.types import Lease, Message, Outstanding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from relay.config import Config
+    from relay.pipeline.circuit import Circuit
     from relay.sink import Sink
     from relay.source import Ledger
     from relay.telemetry.metrics import Metrics
@@ -84,13 +85,14 @@ class Pipeline:
         ledger: Ledger,
         metrics: Metrics,
         rng: random.Random | None = None,
+        on_sink: Callable[[str, Circuit], None] = lambda _name, _circuit: None,
     ) -> None:
         rng = rng or random.Random()  # noqa: S311  # jitter, not secrets
         retry = Backoff(config.retry.base_seconds, config.retry.cap_seconds, rng)
         outage = Backoff(0.05, config.retry.outage_cap_seconds, rng)
         recovery = Recovery(outage, _log)
         self._config, self._stores, self._metrics, self._recovery = config, stores, metrics, recovery
-        self._router = Router(_routes(config, sinks))
+        self._router = Router(config.routing)
         self.budget = Budget(config.pipeline.events_max, config.pipeline.bytes_max)
         self._settlement = Settlement(stores.settler, ledger, self.budget, metrics, recovery)
         decisions = self._decisions = Decisions(stores.parking, self._settlement, recovery, metrics)
@@ -114,6 +116,7 @@ class Pipeline:
                 outage=outage,
                 metrics=metrics,
                 target=partial(self._target, name),
+                on_change=partial(on_sink, name),
             )
             for name, sink in sinks.items()
         }
@@ -218,13 +221,6 @@ class Pipeline:
             await self._decisions.bury(
                 [Burial(m, "", "unrouted", "no route takes its topic", 0, holds=False) for m in messages]
             )
-
-
-def _routes(config: Config, sinks: Mapping[str, Sink]) -> Sequence[Route]:
-    """The configured routes; without any, everything goes to the only sink."""
-    if config.routes:
-        return config.routes
-    return (Route(topic="*", sinks=tuple(sinks)),) if len(sinks) == 1 else ()
 
 
 def _fan_out(message: Message, targets: Sequence[Target], parts: dict[str, list[Message]]) -> None:

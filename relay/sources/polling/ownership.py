@@ -16,7 +16,7 @@ from relay.telemetry.logs import get_logger
 from relay.types import LANES, Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from relay.config import Leases
     from relay.source import Intake
@@ -61,7 +61,10 @@ class Ownership:
         self._deadline = 0.0
         self._renewed_at: float | None = None
         self._look_again = asyncio.Event()
+        self._going = False
         self.members = 1
+        self.on_beat: Callable[[], None] = lambda: None
+        """Called after each beat, whether the database answered or not: the loop is alive."""
 
     @property
     def lanes(self) -> int:
@@ -70,6 +73,11 @@ class Ownership:
 
     def look(self) -> None:
         """Look at once instead of at the next beat."""
+        self._look_again.set()
+
+    def renew(self) -> None:
+        """Renew the heartbeat at once: what it says of this pod has changed."""
+        self._renewed_at = None
         self._look_again.set()
 
     async def run(self) -> None:
@@ -88,6 +96,7 @@ class Ownership:
                     if not failing:
                         _log.warning("heartbeat failed", error=str(error), seconds_left=round(self._left(), 1))
                     failing = True
+                self.on_beat()
                 await self._rest()
         finally:
             watch.cancel()
@@ -96,6 +105,7 @@ class Ownership:
 
     async def leave(self, seconds: float) -> None:
         """Hand everything over: wait for what is in flight for so long, then drop it, and say goodbye."""
+        self._going = True
         leases = list(self._owned.values())
         try:
             async with asyncio.timeout(seconds):
@@ -116,8 +126,10 @@ class Ownership:
         view = await self._store.look()
         self.members = max(len(view.members), 1)
         self._check(view)
-        self._hand_over(view)
-        await self._claim(view)
+        if not self._going:
+            self._hand_over(view)
+            await self._claim(view)
+            await self._release_strays(view)
 
     async def _rest(self) -> None:
         interval = min(max(_LOOK_SECONDS, _LOOK_SECONDS_PER_POD * self.members), self._options.ttl_seconds / 3)
@@ -159,6 +171,19 @@ class Ownership:
         self._owned.update((lease.lane, lease) for lease in leases)
         self._user.gain(leases)
         _log.info("lanes claimed", count=len(leases), owned=len(self._owned), pods=self.members)
+
+    async def _release_strays(self, view: Membership) -> None:
+        """Free lanes that are in this pod's name only: given up past a deadline, or a release that got lost.
+
+        Everybody else sees a living owner, so without this nobody would ever read them again.
+        """
+        strays = [
+            Lease(lane, epoch)
+            for lane, (owner, epoch) in view.owners.items()
+            if owner == self._pod and lane not in self._owned
+        ]
+        if strays:
+            await self._store.release(strays)
 
     def _any_free(self, view: Membership) -> bool:
         if len(view.owners) < LANES:

@@ -60,8 +60,9 @@ class PollingSource:
         self._mean_size = 1_024.0
         self.on_foreign_server: Callable[[], None] = lambda: None
         """Called when the lanes turn out to be another server's; ownership then looks at once."""
-        self.connected = False
-        """True while the last read succeeded: part of readiness."""
+        self.on_connection: Callable[[str | None], None] = lambda _problem: None
+        """Called with None when reads work, and with what is wrong when they stop working: readiness."""
+        self._connected = False
 
     # -- ownership's side ------------------------------------------------------------------------
 
@@ -121,7 +122,8 @@ class PollingSource:
                 if failures == 1:
                     self._metrics.source_reconnects.inc()
                     _log.warning("database unavailable, reading again soon", error=str(error))
-                self.connected = False
+                self._connected = False
+                self.on_connection(str(error))
                 await asyncio.sleep(self._backoff.delay(failures))
             else:
                 if failures:
@@ -164,7 +166,9 @@ class PollingSource:
             for lane in lanes:
                 lane.cancel()
             raise
-        self.connected = True
+        if not self._connected:
+            self._connected = True
+            self.on_connection(None)
         if any(cursor.lease.server != page.mark.server for cursor in cursors):
             return self._foreign(lanes)
         new, more = [], False
