@@ -30,7 +30,7 @@ class _Server(uvicorn.Server):
     """The server without its signal handlers and without its clock.
 
     SIGTERM means drain, and that is the service's business. uvicorn's own loop wakes ten times a second to
-    look whether it should exit and to write a Date header: more than all the rest of an idle relay.
+    look whether it should exit and to write a Date header.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
