@@ -429,16 +429,19 @@ async def test_a_sink_that_is_too_slow_in_all_is_given_up(
 async def test_unsent_bytes_of_a_batch_that_was_given_up_are_never_sent(
     victim: RabbitMQ, unique: str, topology: Topology, given_up_by: str
 ) -> None:
-    """Without keys the whole batch is written at once; the frozen broker must not find its end later."""
+    """Without keys the whole batch is written at once, so the process and the kernel hold most of it.
+
+    A frozen broker finds only what its own receive buffer has (128 kB), not our side's megabytes.
+    """
     queue = await topology.queue("q")
     batch = make_messages("q", 40, keys=(None,), payload=b"x" * 900_000)
     async with open_sink(victim.url(unique), publish_timeout_seconds=1.0) as sink:
         assert statuses(await sink.publish([make_message("q")])) == [CONFIRMED]  # so that there is an open channel
         victim.freeze()
-        task = asyncio.create_task(sink.publish(batch))
         if given_up_by == "timeout":
-            assert_down(await task)
+            assert_down(await sink.publish(batch))  # no task: the event loop gets no turn between its end and the thaw
         else:
+            task = asyncio.create_task(sink.publish(batch))
             await asyncio.wait([task], timeout=0.3)  # inside `publish`, which the next line asserts
             assert task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -448,7 +451,7 @@ async def test_unsent_bytes_of_a_batch_that_was_given_up_are_never_sent(
         await publish_until_confirmed(sink, [marker])
     received = ids(await topology.drain(queue))
     assert marker.id in received
-    assert batch[-1].id not in received
+    assert not set(received) & set(ids(batch[1:]))
 
 
 async def test_failed_attempts_leave_no_tasks(rabbitmq: RabbitMQ, unique: str, vhost: str, proxy: MakeProxy) -> None:

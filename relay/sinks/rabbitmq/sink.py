@@ -133,11 +133,12 @@ class RabbitMQSink:
             answers = delivery.is_finished or await self._answers(channel)
         except asyncio.CancelledError:
             channel.wire.abort("a batch was abandoned")  # not a byte of it may follow
+            await channel.wire.gone()
             raise
         finally:
             delivery.stop()
         if not delivery.is_finished:
-            self._give_up(ledger, channel, delivery, answers=answers)
+            await self._give_up(ledger, channel, delivery, answers=answers)
         elif (fault := delivery.finished.result()) is not None:
             _charge(ledger, fault)
 
@@ -152,12 +153,13 @@ class RabbitMQSink:
                 return
             await asyncio.wait({delivery.finished}, timeout=seconds)
 
-    def _give_up(self, ledger: Ledger, channel: Channel, delivery: Delivery, *, answers: bool) -> None:
+    async def _give_up(self, ledger: Ledger, channel: Channel, delivery: Delivery, *, answers: bool) -> None:
         outcome = self._why_silent(channel, delivery, answers=answers)
         if answers:
             channel.close()  # the broker has read the whole batch, so nothing of it is still to be sent
         else:
             channel.wire.abort(outcome.reason)
+            await channel.wire.gone()
         ledger.fail_in_flight(outcome)
         ledger.fail(outcome)
 

@@ -92,13 +92,22 @@ class _Streams(TransportFactory):
 
     def abort(self) -> None:
         """Drop the connection with everything that was not transmitted yet, in the process *and* in the kernel."""
-        if self.writer is None or self.writer.transport.is_closing():
+        if self.writer is None:
             return
-        socket = self.writer.transport.get_extra_info("socket")
-        with suppress(OSError):
-            # Without it the kernel would still deliver its send buffer to a broker that was only frozen.
-            socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        if not self.writer.transport.is_closing():
+            socket = self.writer.transport.get_extra_info("socket")
+            with suppress(OSError):
+                # Without it the kernel would still deliver its send buffer to a broker that was only frozen.
+                socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
+
+    async def gone(self) -> None:
+        """Wait until the socket that was aborted is closed: `abort` itself only asks the event loop for it."""
+        if self.writer is not None:
+            closed = asyncio.ensure_future(self.writer.wait_closed())
+            _, pending = await asyncio.wait({closed}, timeout=_ABORT_SECONDS)
+            if not pending and not closed.cancelled():
+                closed.exception()  # the reason of the loss, which is known already
 
 
 class _Connection(Connection):
@@ -192,9 +201,13 @@ class Wire:
             writer.transport.write(data)
 
     def abort(self, reason: str) -> None:
-        """Drop the connection: nothing that was written and not transmitted yet will be."""
+        """Drop the connection: once it is `gone`, nothing that was written and not transmitted yet will be."""
         self._end(Fault(None, reason))
         self._streams.abort()
+
+    async def gone(self) -> None:
+        """Wait until an aborted connection is closed; a moment."""
+        await self._streams.gone()
 
     async def close(self) -> None:
         """Say goodbye, or abort when the broker does not answer; within 1.5 s. Idempotent, also after `abort`."""
