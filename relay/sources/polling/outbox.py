@@ -35,6 +35,7 @@ _OVERHEAD_BYTES: Final = 600
 """What a message costs in memory besides its payload and headers."""
 _MARK_LANE: Final = -1
 
+# Before its first use a sequence shows the number that it *will* give out: is_called tells.
 _READ: Final = f"""
 SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
        CASE WHEN o.stored_bytes <= {_WITHHELD_BYTES} THEN o.payload{{as_text}} END AS payload,
@@ -46,7 +47,7 @@ SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
         WHERE lane = c.lane AND seq > c.floor AND published_at IS NULL
         ORDER BY seq LIMIT c.rows) o
  UNION ALL
-SELECT last_value, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
+SELECT last_value - (NOT is_called)::int, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
        (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL, NULL, NULL
   FROM {{outbox_seq}}
 """
