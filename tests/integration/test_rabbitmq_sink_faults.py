@@ -476,6 +476,21 @@ async def test_failed_attempts_leave_no_tasks(rabbitmq: RabbitMQ, unique: str, v
         assert not pending
 
 
+async def test_the_client_library_logs_nothing_of_an_outage(
+    rabbitmq: RabbitMQ, unique: str, vhost: str, proxy: MakeProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The outcome's reason is the one line; probes every two seconds would fill the log with tracebacks."""
+    broken = await proxy(rabbitmq.host, rabbitmq.port)
+    url = f"amqp://guest:guest@{broken.host}:{broken.port}/{unique}"
+    async with topology_of(vhost) as topology, open_sink(url) as sink:
+        await topology.queue("q")
+        assert statuses(await sink.publish([make_message("q")])) == [CONFIRMED]
+        broken.cut()
+        for _ in range(3):
+            assert_down(await sink.publish([make_message("q")]))
+    assert [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}] == []
+
+
 async def test_an_idle_connection_is_kept_by_heartbeats(
     rabbitmq: RabbitMQ, unique: str, vhost: str, proxy: MakeProxy
 ) -> None:

@@ -7,6 +7,7 @@ its messages may take any channel: the one before was confirmed, or its channel 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -58,7 +59,8 @@ class RabbitMQSink:
         return self._options.channels
 
     async def open(self) -> None:
-        """Nothing to do: the connection is made when it is needed."""
+        """Nothing to connect yet. Quiets the client library, whose log says each fault again, with a traceback."""
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)
 
     async def ping(self) -> None:
         """Connect and look for the exchange. Raises SinkUnavailable, PermissionMissing or InvalidConfig."""
