@@ -36,7 +36,7 @@ _CYCLE_BYTES_MAX: Final = 16 * 1024 * 1024
 _ERROR_CHARACTERS_MAX: Final = 2_000
 
 _FENCE: Final = f"""
-SELECT l.lane FROM {{lease}} l JOIN unnest($1::smallint[], $2::bigint[]) AS own (lane, epoch) USING (lane, epoch)
+SELECT l.lane, l.epoch FROM {{lease}} l JOIN unnest($1::smallint[], $2::bigint[]) AS own (lane, epoch) USING (lane, epoch)
  WHERE l.owner = $3 AND (SELECT {IDENTITY}) = $4
    FOR SHARE OF l
 """
@@ -101,7 +101,7 @@ WITH due AS (
     SELECT * FROM due WHERE coalesce(bytes_before, 0) <= $5
 ), run AS (
     SELECT h.number AS head, h.retry_at AS head_at, r.number, r.size,
-           sum(r.size) OVER (PARTITION BY h.number ORDER BY r.number) - r.size AS bytes_before,
+           sum(r.size) OVER (PARTITION BY h.number ORDER BY r.number) AS bytes,
            count(*) OVER (PARTITION BY h.number) AS rows_found
       FROM head h
      CROSS JOIN LATERAL (
@@ -113,7 +113,7 @@ WITH due AS (
     SELECT number, retry_at, number, 0, 0, 1 FROM head WHERE key IS NULL
 ), chosen AS (
     SELECT head, head_at, number, rows_found, row_number() OVER (PARTITION BY head ORDER BY number) AS nth
-      FROM run WHERE number = head OR bytes_before <= $6
+      FROM run WHERE number = head OR bytes <= $6
 )
 SELECT c.head, c.rows_found, p.number, p.seq, p.lane, p.id::text AS id, p.topic, p.key, p.payload, p.headers,
        p.created_at, p.stored_at, p.attempts
@@ -269,8 +269,8 @@ class PostgresParking:
             own = await connection.fetch(
                 self._fence_sql, [le.lane for le in leases], [le.epoch for le in leases], self._pod, leases[0].server
             )
-            kept = {row["lane"] for row in own}
-            lost = [lease.lane for lease in leases if lease.lane not in kept or lease.server != leases[0].server]
+            kept = {(row["lane"], row["epoch"]) for row in own}
+            lost = [le.lane for le in leases if (le.lane, le.epoch) not in kept or le.server != leases[0].server]
             if lost:
                 raise LeaseLost(lost)
             yield connection
