@@ -1,4 +1,4 @@
-"""The contract of a sink. `relay.sinks.*` implement it; `tests/contract/test_sink.py` holds each to it.
+"""The contract of a sink. `relay.sinks.*` implement it; `relay.testing.sink_contract` holds each to it.
 
 Confirmed means confirmed (DESIGN.md 2.3): `CONFIRMED` is returned only after the broker itself has
 said that it has the message. A timeout is *unknown*, which is `unavailable`, never confirmed.

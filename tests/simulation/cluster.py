@@ -167,7 +167,9 @@ class Database:
             self._answer(reply, error=error)
             return
         if steps:
-            self._world.at(self._world.latency(), lambda: self._run(steps, reply))
+            # The client sends the next statement, and a frozen one sends nothing while its locks are held.
+            frozen = max(self._loop.frozen_until - self._world.now, 0.0)
+            self._world.at(frozen + self._world.latency(), lambda: self._run(steps, reply))
         else:
             self._answer(reply, result)
 

@@ -26,6 +26,7 @@ class Faults:
     sinks: tuple[str, ...] = ("a",)
     crash: bool = True
     freeze: bool = True
+    freeze_rate: float = 0.25
     outage: bool = True
     database_outage: bool = False
     ambiguous: float = 0.0
@@ -140,7 +141,7 @@ class Run:
         faults, rng = self.faults, self.rng
         if faults.crash and rng.random() < 0.25:
             self._crash_somebody()
-        if faults.freeze and rng.random() < 0.25:
+        if faults.freeze and rng.random() < faults.freeze_rate:
             self._freeze_somebody()
         if faults.outage and rng.random() < 0.15:
             broker = rng.choice(list(self.brokers.values()))
