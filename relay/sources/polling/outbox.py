@@ -30,20 +30,24 @@ if TYPE_CHECKING:
 __all__ = ["PostgresOutbox"]
 
 _WITHHELD_BYTES: Final = 32_768
-"""A payload that is stored larger comes on its own: a read of 2,000 rows stays below 64 MB whatever they hold."""
+"""A larger payload comes on its own: a read of 2,000 rows stays below 64 MB whatever they hold."""
 _OVERHEAD_BYTES: Final = 600
 """What a message costs in memory besides its payload and headers."""
 _MARK_LANE: Final = -1
 
+# The size of a payload is what is stored, without reading it; but a compressed one may hold a hundred times that.
+#
 # Before its first use a sequence shows the number that it *will* give out: is_called tells.
 _READ: Final = f"""
 SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
-       CASE WHEN o.stored_bytes <= {_WITHHELD_BYTES} THEN o.payload{{as_text}} END AS payload,
+       CASE WHEN o.bytes <= {_WITHHELD_BYTES} THEN o.payload{{as_text}} END AS payload,
        o.headers::text, o.created_at, o.stored_at,
-       CASE WHEN o.stored_bytes > {_WITHHELD_BYTES} THEN o.stored_bytes END AS withheld
+       CASE WHEN o.bytes > {_WITHHELD_BYTES} THEN o.bytes END AS withheld
   FROM unnest($1::smallint[], $2::bigint[], $3::int[]) AS c (lane, floor, rows)
  CROSS JOIN LATERAL (
-       SELECT *, pg_column_size(payload) AS stored_bytes FROM {{outbox}}
+       SELECT *, CASE WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
+                      ELSE octet_length(payload{{as_text}}) END AS bytes
+         FROM {{outbox}}
         WHERE lane = c.lane AND seq > c.floor AND published_at IS NULL
         ORDER BY seq LIMIT c.rows) o
  UNION ALL
@@ -58,7 +62,10 @@ SELECT CASE WHEN pg_current_wal_flush_lsn() < $1::text::pg_lsn
             THEN pg_logical_emit_message(true, 'outbox-relay flush', '')::text END
 """
 
-_PAYLOAD: Final = "SELECT payload{as_text} FROM {outbox} WHERE seq = $1 AND published_at IS NULL"
+# A number means something only on the server that the row was read from.
+_PAYLOAD: Final = f"""
+SELECT payload{{as_text}} FROM {{outbox}} WHERE seq = $1 AND published_at IS NULL AND (SELECT {IDENTITY}) = $2
+"""
 
 # Transactions that may still bring in a number: whoever inserts holds this lock from before nextval until its end, also
 # when it is prepared. Partitions are locked by name of their own, and the parent with them.
@@ -116,8 +123,9 @@ class PostgresOutbox:
         return Page(by_lease, Mark(mark[2], mark[0]), withheld)
 
     async def payload(self, message: Message) -> bool:
-        """Fetch a payload that a read withheld. False: the row is settled or gone."""
-        rows = await self._pool.fetch(self._payload_sql, message.seq)
+        """Fetch a payload that a read withheld. False: the row is settled or gone, or this is another server."""
+        assert message.lease is not None
+        rows = await self._pool.fetch(self._payload_sql, message.seq, message.lease.server)
         if not rows:
             return False
         payload = rows[0][0]
