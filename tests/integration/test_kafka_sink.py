@@ -51,7 +51,7 @@ def ids_of(records: Iterable[Any]) -> list[str]:
 
 async def publish_until_confirmed(sink: KafkaSink, batch: Sequence[Message]) -> None:
     """Publish what is not confirmed yet, again and again, as the pipeline does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while batch:
             outcomes = await sink.publish(batch)
             batch = [message for message, outcome in zip(batch, outcomes, strict=True) if outcome != CONFIRMED]

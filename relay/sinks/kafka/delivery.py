@@ -22,7 +22,7 @@ from relay.sink import CONFIRMED, DEFERRED, Outcome, rejected
 from relay.sinks.kafka.answers import Step
 from relay.sinks.kafka.attempt import Attempt, Reply
 from relay.sinks.kafka.cluster import Unreachable
-from relay.sinks.kafka.records import Piece, headers, timestamp
+from relay.sinks.kafka.records import FUTURE_MAX_MS, Piece, headers, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -115,6 +115,7 @@ class Delivery:
         batch, failed, hashes, codec = self._batch, self._failed, self._context.hashes, self._context.codec
         limit = self._context.request_bytes_max
         now = int(time() * 1000)
+        latest = now + FUTURE_MAX_MS
         keyless: dict[Topic, Partition] = {}
         packed: dict[Partition, deque[Piece]] = {}
         current: dict[Partition, Piece] = {}
@@ -136,12 +137,15 @@ class Delivery:
             except (ValueError, AttributeError) as error:  # its text may show the key or the headers: only its name
                 self.fail((index,), rejected(f"key or headers cannot be encoded: {type(error).__name__}"))
                 continue
-            milliseconds = timestamp(message.created_at, now)
+            milliseconds = message.created_at // 1000  # `records.timestamp`, without the call
+            if not 0 <= milliseconds <= latest:
+                milliseconds = now
             piece = current.get(partition)
-            if piece is None or not piece.add(index, milliseconds, raw, message, fields):
+            if piece is None or piece.append(len(piece.indexes), milliseconds, raw, message.payload, fields) is None:
                 piece = current[partition] = Piece(codec, min(topic.batch_bytes, limit))
-                piece.add(index, milliseconds, raw, message, fields)
+                piece.append(0, milliseconds, raw, message.payload, fields)
                 packed.setdefault(partition, deque()).append(piece)
+            piece.indexes.append(index)
         return packed
 
     def _repack(self, indexes: Iterable[int]) -> Piece:

@@ -40,7 +40,8 @@ class Pace:
         try:
             yield
         finally:
-            if monotonic() - began > self._seconds_max:
+            seconds = monotonic() - began
+            if seconds > self._seconds_max:
                 self.bytes_max = max(_BYTES_MIN, min(self.bytes_max, size()) // _FACTOR)
-            elif self.is_slow and size() * 2 > self.bytes_max:
+            elif self.is_slow and seconds * _FACTOR < self._seconds_max and size() * 2 > self.bytes_max:
                 self.bytes_max = min(_BYTES_FAST, self.bytes_max * 2)

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
     from relay.types import Message
 
-__all__ = ["Header", "Piece", "headers", "timestamp"]
+__all__ = ["FUTURE_MAX_MS", "Header", "Piece", "headers", "timestamp"]
 
 Header = tuple[str, bytes | None]
 
-_OURS: Final = frozenset({"id", "created_at"})
-_FUTURE_MAX_MS: Final = 3_600_000
+FUTURE_MAX_MS: Final = 3_600_000
 """Brokers refuse what is more than an hour ahead of their clock (`log.message.timestamp.after.max.ms`, Kafka 4)."""
 
 
@@ -35,7 +34,7 @@ def timestamp(created_at: int, now_ms: int) -> int:
     hour in the future. The header `created_at` is exact in any case (FIELD.md A5).
     """
     milliseconds = created_at // 1000
-    return milliseconds if 0 <= milliseconds <= now_ms + _FUTURE_MAX_MS else now_ms
+    return milliseconds if 0 <= milliseconds <= now_ms + FUTURE_MAX_MS else now_ms
 
 
 def headers(message: Message) -> list[Header]:
@@ -44,8 +43,8 @@ def headers(message: Message) -> list[Header]:
     text = message.headers
     if text is not None:
         own = decode(text)
-        if not _OURS.isdisjoint(own):
-            own = {name: value for name, value in own.items() if name not in _OURS}
+        if "id" in own or "created_at" in own:
+            own = {name: value for name, value in own.items() if name not in {"id", "created_at"}}
         made += [(name, value if value is None else value.encode()) for name, value in own.items()]
     return made
 
@@ -56,12 +55,13 @@ class Piece:
     `indexes` are their places in the published batch.
     """
 
-    __slots__ = ("_append", "_builder", "indexes")
+    __slots__ = ("_builder", "append", "indexes")
 
     def __init__(self, codec: int, bytes_max: int) -> None:
         self.indexes: list[int] = []
         self._builder = batch_builder(codec, bytes_max)
-        self._append: Callable[..., Any] = self._builder.append
+        self.append: Callable[..., Any] = self._builder.append
+        """The builder's own, for the hot loop: what it takes has to be noted in `indexes`."""
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -73,7 +73,7 @@ class Piece:
 
     def add(self, index: int, milliseconds: int, key: bytes | None, message: Message, fields: Sequence[Header]) -> bool:
         """Add a record, unless the piece is full: then False. The first one always fits."""
-        if self._append(len(self.indexes), milliseconds, key, message.payload, fields) is None:
+        if self.append(len(self.indexes), milliseconds, key, message.payload, fields) is None:
             return False
         self.indexes.append(index)
         return True
