@@ -33,7 +33,7 @@ class Report:
     def render(self) -> RenderableType:
         """The summary."""
         return Group(
-            Text("\ncounted by the consumer, after the relay had stopped", "bold"), self._table(), self._verdict()
+            Text("\n  counted by the consumer, after the relay had stopped", "bold"), self._table(), self._verdict()
         )
 
     def _table(self) -> Table:
@@ -45,17 +45,23 @@ class Report:
         table.add_column(style="dim")
         table.add_column(justify="right", style="bold")
         table.add_column()
-        table.add_row("  committed", f"{len(self.truth):,}", "orders in the database")
-        table.add_row("  delivered", f"{arrived:,}", f"of them; {len(self.truth) - arrived:,} missing")
+        table.add_row("    committed", f"{len(self.truth):,}", "orders in the database")
+        table.add_row("    delivered", f"{arrived:,}", f"of them; {len(self.truth) - arrived:,} missing")
         table.add_row(
-            "  in order", f"{tally.in_order:,}", f"each of {tally.customers} customers: 1, 2, 3, ... without a gap"
+            "    in order",
+            f"{tally.in_order:,}",
+            f"for each of {tally.customers} customers: 1, 2, 3, ... without a gap",
         )
-        table.add_row("  rolled back", f"{len(tally.rolled_back):,}", f"{tally.rolled_back_seen} of them delivered")
-        table.add_row("  repeats", f"{tally.repeats:,}", "sent again because a confirmation was lost; same id")
-        table.add_row("  latency p50", p50, f"p99 {p99}, commit to consumer; {longest} at most, in the outage")
+        table.add_row("    rolled back", f"{len(tally.rolled_back):,}", f"{tally.rolled_back_seen} of them delivered")
+        table.add_row(
+            "    repeats",
+            f"{tally.repeats:,}",
+            "confirmations were lost: sent again, same id" if tally.repeats else "nothing was sent twice",
+        )
+        table.add_row("    latency p50", p50, f"p99 {p99}, commit to consumer (in the outage {longest})")
         return table
 
     def _verdict(self) -> Text:
         if self.problems:
-            return Text("\n".join(f"✗ {problem}" for problem in self.problems), "bold red")
-        return Text("✓ nothing lost, nothing invented, every customer's order kept", "bold green")
+            return Text("\n".join(f"  ✗ {problem}" for problem in self.problems), "bold red")
+        return Text("  ✓ nothing lost, nothing invented, every customer's order kept", "bold green")

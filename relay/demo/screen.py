@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +26,7 @@ _FRAME_SECONDS: Final = 0.25
 _LINE_SECONDS: Final = 2.0
 _CHART_STEPS: Final = 32
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-_NOTES_SHOWN: Final = 7
+_NOTES_SHOWN: Final = 9
 
 
 class Screen:
@@ -50,7 +51,7 @@ class Screen:
                     live.update(_frame(scene), refresh=True)
                     await asyncio.sleep(_FRAME_SECONDS)
         finally:
-            self._console.print(_story(scene))
+            self._console.print(Padding(_story(scene), (1, 0, 0, 2)))
 
     async def _lines(self, scene: Scene) -> None:
         scene.on_note = lambda at, text: self._console.print(f"{at:6.1f} s  * {text}", soft_wrap=True)
@@ -83,25 +84,19 @@ def _line(scene: Scene) -> str:
 
 
 def _frame(scene: Scene) -> RenderableType:
-    parts: list[RenderableType] = [
-        _head(scene),
-        _flow(scene),
-        Rule(style="dim"),
-        _counts(scene),
-        Rule(style="dim"),
-        _story(scene),
-    ]
-    if not scene.keep:
-        return Group(*parts)
-    return Group(*parts, Text("Ctrl-C closes the shop and counts", "dim"))
+    rule = Rule(style="dim")
+    parts: list[RenderableType] = [_head(scene), rule, _flow(scene), rule, _counts(scene), rule, _story(scene)]
+    if scene.keep:
+        parts.append(Text("Ctrl-C ends it, after the count once the story is told", "dim"))
+    return Padding(Group(*parts), (1, 2, 0, 2))
 
 
 def _head(scene: Scene) -> Text:
     length = "" if scene.keep else f" of about {scene.seconds:.0f}"
     return Text.assemble(
         ("outbox-relay demo", "bold"),
-        "  a shop, its outbox, relay pods, a broker",
-        (f"  {scene.elapsed:.0f}{length} s", "dim"),
+        "   a shop, its outbox, relay pods, a broker",
+        (f"   {scene.elapsed:.0f}{length} s", "dim"),
     )
 
 
@@ -110,7 +105,7 @@ def _head(scene: Scene) -> Text:
 
 def _flow(scene: Scene) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for width in (8, 10, _CHART_STEPS):
+    for width in (6, 8, _CHART_STEPS):
         table.add_column(min_width=width, no_wrap=True)
     table.add_column(justify="right", min_width=16, no_wrap=True)
     now = time.time()
@@ -185,5 +180,5 @@ def _must_be(value: int, wanted: int) -> Text:
 
 
 def _story(scene: Scene) -> Text:
-    lines = [Text.assemble((f"{at:6.1f} s  ", "dim"), text) for at, text in scene.notes[-_NOTES_SHOWN:]]
+    lines = [Text.assemble((f"{at:4.1f} s  ", "dim"), text) for at, text in scene.notes[-_NOTES_SHOWN:]]
     return Text("\n").join(lines)

@@ -44,8 +44,8 @@ async def drain(scene: Scene) -> None:
 async def _broker_dies(scene: Scene) -> None:
     scene.tally.disturb()
     scene.broker_up = False
-    await scene.stage.kill_broker()
     scene.note("the broker is killed (SIGKILL); the shop goes on selling")
+    await scene.stage.kill_broker()
     await _until(scene, _BROKER_IS_BACK)
     waiting = scene.tally.waiting
     await scene.stage.start_broker()
@@ -59,11 +59,10 @@ async def _broker_dies(scene: Scene) -> None:
 
 async def _pod_dies(scene: Scene) -> None:
     victim = max(scene.stage.pods, key=scene.lanes_of)
-    lanes = scene.lanes_of(victim)
+    lanes, killed_at = scene.lanes_of(victim), scene.elapsed
     scene.tally.disturb()
-    killed_at = scene.elapsed
-    await scene.stage.kill_pod(victim)
     scene.note(f"{victim.label} is killed (SIGKILL) with {lanes} lanes in its name")
+    await scene.stage.kill_pod(victim)
     successor = asyncio.create_task(scene.stage.start_pod())
     try:
         if await _within_patience(lambda: not scene.lanes_of(victim)) and await _caught_up(scene):
