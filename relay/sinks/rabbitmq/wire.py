@@ -87,8 +87,10 @@ class _Streams(TransportFactory):
         return reader, self.writer
 
     def is_flushed(self) -> bool:
-        """Nothing that was written waits in the process."""
-        return self.writer is not None and not self.writer.transport.get_write_buffer_size()
+        """The socket is open, and nothing that was written waits in the process."""
+        if self.writer is None or self.writer.transport.is_closing():
+            return False
+        return not self.writer.transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Drop the connection with everything that was not transmitted yet, in the process *and* in the kernel."""
