@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import asyncpg
 
+from relay.config import Polling
 from relay.database.pool import Pool
 from relay.sources.polling.contracts import Cursor
 from relay.sources.polling.outbox import PostgresOutbox
+from relay.sources.polling.source import PollingSource
 from relay.stores.leases import PostgresLeases
 from relay.stores.outbox_rows import PostgresSettler
 from relay.stores.parking import PostgresParking
+from relay.telemetry.metrics import Metrics
 from relay.types import LANES, Lease, Message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from relay.config import Database
+    from relay.sources.polling.contracts import Bell
     from tests.outbox import Outbox
 
 SINK = "main"
@@ -118,3 +122,58 @@ async def blocked(observer: asyncpg.Connection[Any]) -> bool:
             " WHERE NOT k.granted AND a.datname = current_database())"
         )
     )
+
+
+class Sink:
+    """Stands for the pipeline: takes everything, and settles it at once unless `settles` is off."""
+
+    def __init__(self, one: Pod, *, settles: bool = True) -> None:
+        self.pod, self.settles = one, settles
+        self.source: PollingSource | None = None
+        self.taken: list[int] = []
+        self.arrived = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def room(self) -> tuple[int, int]:
+        return 10_000, 32 * 1024 * 1024
+
+    def submit(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self.taken += [message.seq for message in messages]
+            task = asyncio.create_task(self._settle(messages))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _settle(self, messages: Sequence[Message]) -> None:
+        if self.settles:
+            await self.pod.settler.settle(messages)
+            assert self.source is not None
+            self.source.done(messages)
+        async with self.arrived:
+            self.arrived.notify_all()
+
+    async def settled(self) -> None:
+        """Everything that was taken is settled."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    async def has(self, seq: int, seconds: float = 10.0) -> None:
+        """Wait until this event was taken."""
+        async with asyncio.timeout(seconds), self.arrived:
+            await self.arrived.wait_for(lambda: seq in self.taken)
+
+    async def adopt(self, leases: Sequence[Lease]) -> None: ...
+
+    async def drained(self, lease: Lease) -> None: ...
+
+    def abandon(self, lease: Lease) -> None: ...
+
+
+def source_of(one: Pod, bell: Bell, *, settles: bool = True, **options: Any) -> tuple[PollingSource, Sink, Metrics]:
+    """A source over a pod's reader that is not running yet; the sweep comes once an hour."""
+    polling = Polling.model_validate({"sweep_interval_seconds": 3600.0, **options})
+    metrics, sink = Metrics(), Sink(one, settles=settles)
+    source = PollingSource(one.reader, bell, polling, metrics)
+    source.attach(sink)
+    sink.source = source
+    return source, sink, metrics

@@ -246,16 +246,24 @@ class PollingSource:
         """Look below the floors, where nothing should be: the net below the rule."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found = await self._outbox.below([Cursor(lane.lease, lane.floor, len(lane.in_flight) + 1) for lane in lanes])
-        for lane in lanes:
-            unknown = [seq for seq in found.get(lane.lease, ()) if seq not in lane.in_flight]
-            if unknown:
+        for lane in lanes:  # what is settled meanwhile is still known when the answer comes
+            lane.begin()
+        try:
+            found = await self._outbox.below(
+                [Cursor(lane.lease, lane.floor, len(lane.in_flight) + 1) for lane in lanes]
+            )
+            unknown = {lane: [seq for seq in found.get(lane.lease, ()) if seq not in lane.in_flight] for lane in lanes}
+        finally:
+            for lane in lanes:
+                lane.cancel()
+        for lane, seqs in unknown.items():
+            if seqs:
                 lane.floor = 0
-                self._metrics.floor_violations.inc(len(unknown))
+                self._metrics.floor_violations.inc(len(seqs))
                 _log.error(
                     "unsettled rows below the floor, reading the lane from its start",
                     lane=lane.lease.lane,
-                    seqs=unknown[:5],
+                    seqs=seqs[:5],
                 )
         self._swept_at = loop.time()
         self._sweep_pause = max(self._options.sweep_interval_seconds, (self._swept_at - began) * _SWEEP_SHARE)
