@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.servers.kafka import Kafka
 
-__all__ = ["Consumer", "Delivery", "kafka_consumer", "rabbitmq_consumer", "redis_consumer"]
+__all__ = ["Consumer", "Delivery", "bind", "kafka_consumer", "rabbitmq_consumer", "redis_consumer"]
 
 PATIENCE_SECONDS = 60.0
 
@@ -213,3 +213,10 @@ async def rabbitmq_consumer(url: str, exchange: str, routing_keys: Sequence[str]
             await queue.bind(made, routing_key=routing_key)
         await queue.consume(consumer.take, no_ack=True)  # type: ignore[arg-type]  # it wants a callback that returns Any
         yield consumer
+
+
+async def bind(url: str, exchange: str, routing_key: str) -> None:
+    """Bind the queue of `rabbitmq_consumer` for one more routing key."""
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        await (await channel.get_queue(f"{exchange}-all")).bind(exchange, routing_key=routing_key)
