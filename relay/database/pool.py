@@ -60,7 +60,9 @@ class Pool:
         self._pool: asyncpg.Pool[Any] | None = None
         self.pooled = False
         """True behind a transaction pooler."""
-        self._begin = "BEGIN; " + " ".join(f"SET LOCAL {name} = '{value}';" for name, value in SETTINGS.items())
+        settings = " ".join(f"SET LOCAL {name} = '{value}';" for name, value in SETTINGS.items())
+        # The level by name: the default that a role may have cannot be changed for the transaction that has begun.
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {settings}"
 
     async def open(self) -> None:
         """Connect once, to learn about a pooler and about errors that need a person."""
@@ -96,10 +98,10 @@ class Pool:
     async def fetch(self, sql: str, *args: Any) -> Sequence[asyncpg.Record]:
         """Rows of one statement in a transaction of its own."""
         async with self._use() as connection:
-            if not self.pooled:
-                rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args)
-                return rows
-            async with self._transaction(connection):
+            if self.pooled:
+                async with self._transaction(connection):
+                    rows: Sequence[asyncpg.Record] = await connection.fetch(sql, *args)
+            else:
                 rows = await connection.fetch(sql, *args)
             return rows
 

@@ -58,6 +58,7 @@ class PostgresBell:
         self._rung = asyncio.Event()
         self._cause = "ring"
         self._shared = self._exclusive = False
+        self._lives = self._owes_wake = False
         self._calls = asyncio.Lock()
         self._backoff = Backoff(0.1, 5.0, random.Random())  # noqa: S311  # jitter
         self.on_session: Callable[[], None] = lambda: None
@@ -65,8 +66,12 @@ class PostgresBell:
 
     @property
     def session_key(self) -> int | None:
-        """The lock that shows that this pod lives, while its session holds it."""
-        return self._session_lock if self._connection is not None else None
+        """The lock that shows that this pod lives, while its session holds it.
+
+        None also while an older session of ours still has it, cut off but not noticed by the server: when
+        that one ends, so does the lock, and everybody would take this pod for dead.
+        """
+        return self._session_lock if self._connection is not None and self._lives else None
 
     async def run(self) -> None:
         """Keep the session until cancelled."""
@@ -144,10 +149,13 @@ class PostgresBell:
             with translated():
                 await connection.execute("SET enable_seqscan = on")  # a catalog view is read whole
                 await connection.add_listener(self._names.channel, self._heard)
-                await connection.fetchval("SELECT pg_try_advisory_lock($1)", self._session_lock)
+                self._lives = await connection.fetchval("SELECT pg_try_advisory_lock($1)", self._session_lock)
+                if self._owes_wake:
+                    await connection.fetchval("SELECT pg_notify($1, '')::text", self._names.channel)
         except BaseException:
             connection.terminate()
             raise
+        self._owes_wake = False
         self._lost.clear()
         connection.add_termination_listener(self._forget)
         self._connection = connection
@@ -163,6 +171,8 @@ class PostgresBell:
     def _forget(self, connection: object) -> None:
         if connection is self._connection:
             self._connection = None
+            # K went with the doorman's session, and whoever relies on it sleeps while producers are silent.
+            self._owes_wake |= self._exclusive
             self._shared = self._exclusive = False
             self._lost.set()
             self._ring("reconnect")
