@@ -7,7 +7,8 @@ asks for room before it reads, so nothing behind it ever has to wait for space.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from relay.types import Message
 
 __all__ = ["Budget"]
+
+_SIZE: Final = attrgetter("size")
 
 
 class Budget:
@@ -33,12 +36,12 @@ class Budget:
     def charge(self, messages: Sequence[Message]) -> None:
         """Count messages in."""
         self.events += len(messages)
-        self.bytes += sum([message.size for message in messages])
+        self.bytes += sum(map(_SIZE, messages))
 
     def release(self, messages: Sequence[Message]) -> None:
         """Count messages out, each exactly once."""
         self.events -= len(messages)
-        self.bytes -= sum([message.size for message in messages])
+        self.bytes -= sum(map(_SIZE, messages))
         self._changed.set()
 
     async def room(self) -> tuple[int, int]:

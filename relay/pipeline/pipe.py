@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from relay.pipeline.circuit import Circuit
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Pipe", "PipeOptions"]
 
 _log = get_logger(__name__)
+
+_STORED_AT: Final = attrgetter("stored_at")
+_PARKED: Final = attrgetter("parked")
 
 _AFTER_OUTAGE_SECONDS: Final = 0.5
 """Until the next look at a run that an outage ended; the circuit decides when it is really tried."""
@@ -122,9 +126,10 @@ class Pipe:
 
     def confirmed(self, messages: Sequence[Message]) -> None:
         """The broker has these: settle the rows, or move their runs on. In order, before anything is awaited."""
-        self.metrics.confirmed([message.stored_at for message in messages], time.time_ns() // 1_000)
-        direct = [message for message in messages if message.parked is None]
-        if len(direct) != len(messages):
+        self.metrics.confirmed(list(map(_STORED_AT, messages)), time.time_ns() // 1_000)
+        direct = messages
+        if any(map(_PARKED, messages)):
+            direct = [message for message in messages if message.parked is None]
             for message in messages:
                 if message.parked is not None and (run := self.runs.of(message)):
                     run.confirmed(message)
@@ -156,22 +161,24 @@ class Pipe:
 
     # -- decisions, written under the lock -----------------------------------------------------
 
-    async def set_aside(self, messages: Sequence[Message]) -> list[Message]:
-        """Park events whose key is held, and return the others."""
+    async def set_aside(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+        """Park events whose key is held. Returns those that may go, and those to look at once more.
+
+        The latter when keys were freed while this waited for the lock: what had waited for them comes
+        back to the worker (`requeue`) and is older.
+        """
         if not (kept := [message for message in messages if self.holds.state(message) is not HoldState.FREE]):
-            return list(messages)
+            return list(messages), []
         free = [message for message in messages if self.holds.state(message) is HoldState.FREE]
         reopened = self._reopened
         async with self.lock:
             if self._reopened != reopened:
-                # Keys were freed meanwhile: what waited for them is at the front now, and older than these.
-                self.requeue(kept)
-                return free
+                return free, kept
             held = self._sort(kept)
             if held:
                 await self._decisions.park(self.name, [Parked(message) for message in held])
                 self.parked.set()
-        return free
+        return free, []
 
     async def park(self, entries: Sequence[Parked]) -> None:
         """Park events that failed; their keys are held already.

@@ -133,6 +133,10 @@ class Pipeline:
     def submit(self, messages: Sequence[Message]) -> None:
         """Route messages and queue them."""
         self.budget.charge(messages)
+        only = self._router.only
+        if only is not None and only.template is None:
+            self._lanes[only.sink].put(messages)
+            return
         parts: dict[str, list[Message]] = {}
         targets_of = self._router.targets
         for message in messages:

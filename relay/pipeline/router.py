@@ -33,6 +33,8 @@ class Target:
         """The Kafka topic, routing key or stream of an event."""
         if self.template is None:
             return topic
+        if "{" not in self.template:
+            return self.template
         values = {"topic": topic, "key": key or ""}
         return _FIELD.sub(lambda field: values[field[1]], self.template)
 
@@ -43,6 +45,9 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = [(re.compile(translate(route.topic)), _targets(route)) for route in routes]
         self._remembered: dict[str, tuple[Target, ...]] = {}
+        first = routes[0] if routes else None
+        self.only = self._routes[0][1][0] if first and first.topic == "*" and len(first.sinks) == 1 else None
+        """The one target of every topic, where there is one: the ordinary case."""
 
     def targets(self, topic: str) -> tuple[Target, ...]:
         """Targets of a topic, in the route's order."""

@@ -8,6 +8,7 @@ because its lease was lost: then its row stays, and the new owner sends it (prom
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _BATCH_MAX: Final = 5_000
 _LINGER_SECONDS: Final = 0.003
 """At a low rate: one commit for a few events instead of one each. Nobody waits for it."""
 _LINGER_BELOW: Final = 200
+_OUTSTANDING: Final = attrgetter("outstanding")
 
 
 class Settlement:
@@ -39,7 +41,7 @@ class Settlement:
 
     def confirmed(self, messages: Sequence[Message]) -> None:
         """One sink has these. Never-parked messages only: parked rows are finished by their run."""
-        if all(message.outstanding is None for message in messages):
+        if not any(map(_OUTSTANDING, messages)):
             self._ready.extend(messages)
         else:
             self._ready.extend([message for message in messages if _last(message)])
@@ -90,7 +92,9 @@ class Settlement:
 
     async def _settle(self, batch: list[Message]) -> None:
         # A confirmed event is settled whoever owns its lane by now: that decides nothing (PROTOCOLS.md 2).
-        rows = [m for m in batch if m.outstanding is None or not m.outstanding.dropped]
+        rows = batch
+        if any(map(_OUTSTANDING, batch)):
+            rows = [m for m in batch if m.outstanding is None or not m.outstanding.dropped]
         if rows:
             await self._recovery.until_done("settle", lambda: self._settler.settle(rows))
             self._metrics.settled.inc(len(rows))

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 from relay.pipeline.circuit import Admission
 from relay.pipeline.publishing import all_confirmed, publish
 from relay.retry import Decision, decide
 from relay.sink import CONFIRMED, Outcome, unavailable
 from relay.store import Burial, Parked
-from relay.types import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from relay.pipeline.pipe import Pipe
+    from relay.types import Message
 
 __all__ = ["Worker"]
+
+_SIZE: Final = attrgetter("size")
+_LEASE: Final = attrgetter("lease")
 
 
 class Worker:
@@ -33,6 +37,7 @@ class Worker:
         self._front: deque[Message] = deque()
         self._queue: deque[Message] = deque()
         self._waiting = asyncio.Event()
+        self._in_hand: list[Message] | None = None
 
     def put(self, messages: Iterable[Message]) -> None:
         """Append to the queue. Bounded by the pipeline's budget."""
@@ -40,9 +45,16 @@ class Worker:
         self._waiting.set()
 
     def put_back(self, messages: Iterable[Message]) -> None:
-        """Append to what goes before the queue, in order: those of a key are older than what is queued."""
-        self._front.extend(messages)
-        self._waiting.set()
+        """Put messages before everything else, in order: they were taken earlier than all that is left here.
+
+        While this worker has events in hand that it may have to look at once more, they go before those
+        too: they waited for a key of which the worker has newer events in hand.
+        """
+        if self._in_hand is not None:
+            self._in_hand.extend(messages)
+        else:
+            self._front.extendleft(reversed(list(messages)))
+            self._waiting.set()
 
     def drop_all(self) -> None:
         """Give everything up, for a stop that does not wait."""
@@ -59,13 +71,12 @@ class Worker:
 
     def _take(self) -> list[Message]:
         options = self._pipe.options
-        room, batch = options.batch_bytes_max, list[Message]()
         source = self._front or self._queue
-        for _ in range(min(options.batch_events_max, len(source))):
-            room -= source[0].size
-            if room < 0 and batch:
-                break
-            batch.append(source.popleft())
+        if len(source) <= options.batch_events_max and sum(map(_SIZE, source)) <= options.batch_bytes_max:
+            batch = list(source)
+            source.clear()
+        else:
+            batch = _head(source, options.batch_events_max, options.batch_bytes_max)
         if not self._front and not self._queue:
             self._waiting.clear()
         return batch
@@ -113,15 +124,23 @@ class Worker:
         if pipe.parks_everything:
             self._hold_lanes(direct)
         if pipe.holds and direct:
-            direct = await pipe.set_aside(direct)
+            direct = await self._set_aside(direct)
         return resent + direct
+
+    async def _set_aside(self, direct: list[Message]) -> list[Message]:
+        self._in_hand = []
+        try:
+            free, again = await self._pipe.set_aside(direct)
+        finally:
+            older, self._in_hand = self._in_hand, None
+        self.put_back([*older, *again])
+        return free
 
     def _own(self, batch: list[Message]) -> list[Message]:
         """What is still ours to send; the rest is dropped, and its new owner sends it."""
-        lost = [message for message in batch if message.lease is not None and message.lease.lost]
-        if not lost:
+        if not any(lease is not None and lease.lost for lease in set(map(_LEASE, batch))):
             return batch
-        self._drop(lost)
+        self._drop([message for message in batch if message.lease is not None and message.lease.lost])
         return [message for message in batch if message.lease is None or not message.lease.lost]
 
     def _hold_lanes(self, messages: Sequence[Message]) -> None:
@@ -171,6 +190,17 @@ class Worker:
         if conclusion.parked:
             await pipe.park(conclusion.parked)
             pipe.metrics.retries.inc(len(conclusion.parked))
+
+
+def _head(source: deque[Message], events_max: int, bytes_max: int) -> list[Message]:
+    """What fits into a batch; the first message always does."""
+    batch: list[Message] = []
+    for _ in range(min(events_max, len(source))):
+        bytes_max -= source[0].size
+        if bytes_max < 0 and batch:
+            break
+        batch.append(source.popleft())
+    return batch
 
 
 class _Conclusion:

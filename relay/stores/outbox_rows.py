@@ -6,6 +6,7 @@ have it. So every settle names the incarnation that the rows were read from, and
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from relay.database.session import IDENTITY
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from relay.types import Message
 
 __all__ = ["PostgresSettler"]
+
+_LEASE: Final = attrgetter("lease")
+_SEQ: Final = attrgetter("seq")
+_STORED_AT: Final = attrgetter("stored_at")
 
 _DELETE: Final = "DELETE FROM {outbox}"
 _KEEP: Final = "UPDATE {outbox} SET published_at = clock_timestamp()"
@@ -46,14 +51,15 @@ class PostgresSettler:
             await connection.execute(self._sql, *args)
 
     def _arguments(self, messages: Sequence[Message]) -> list[tuple[Any, ...]]:
-        by_server: dict[str, list[Message]] = {}
-        for message in messages:
-            assert message.lease is not None
-            by_server.setdefault(message.lease.server, []).append(message)
-        return [(sorted([m.seq for m in some]), server, *self._bounds(some)) for server, some in by_server.items()]
+        servers = {lease.server for lease in set(map(_LEASE, messages)) if lease is not None}
+        by_server = {
+            server: [m for m in messages if m.lease and m.lease.server == server] if len(servers) > 1 else messages
+            for server in servers
+        }
+        return [(sorted(map(_SEQ, some)), server, *self._bounds(some)) for server, some in by_server.items()]
 
     def _bounds(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if not self._partitioned:
             return ()
-        moments = [message.stored_at for message in messages]
+        moments = list(map(_STORED_AT, messages))
         return min(moments), max(moments)

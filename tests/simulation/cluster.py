@@ -141,7 +141,7 @@ class Database:
         self.crash_after: int | None = None
         self.calls = 0
 
-    async def _call(self, *steps: Callable[[], Any]) -> Any:
+    async def _call(self, *steps: Callable[[], Any], rollback: Callable[[], None] = lambda: None) -> Any:
         """Send a transaction of one or more statements; each takes effect at a moment of its own."""
         if self._world.closed:
             raise SourceUnavailable("the world has ended")
@@ -150,15 +150,16 @@ class Database:
         crash = self.crash_after is not None and self.calls >= self.crash_after
         arrives = not crash or self._world.rng.random() < 0.5
         if arrives:
-            self._world.at(self._world.latency(), lambda: self._run(list(steps), reply))
+            self._world.at(self._world.latency(), lambda: self._run(list(steps), reply, rollback))
         if crash:
             self._kill()
         return await reply
 
-    def _run(self, steps: list[Callable[[], Any]], reply: Any) -> None:
+    def _run(self, steps: list[Callable[[], Any]], reply: Any, rollback: Callable[[], None]) -> None:
         if self._world.closed:
             return
         if not self._server.up:
+            rollback()
             self._answer(reply, error=SourceUnavailable("connection refused"))
             return
         try:
@@ -169,7 +170,7 @@ class Database:
         if steps:
             # The client sends the next statement, and a frozen one sends nothing while its locks are held.
             frozen = max(self._loop.frozen_until - self._world.now, 0.0)
-            self._world.at(frozen + self._world.latency(), lambda: self._run(steps, reply))
+            self._world.at(frozen + self._world.latency(), lambda: self._run(steps, reply, rollback))
         else:
             self._answer(reply, result)
 
@@ -233,6 +234,12 @@ class Database:
         """Lock FOR SHARE and compare, then write and commit: two moments with the locks held between."""
         server = self._server
         lanes = sorted({lease.lane for lease in leases})
+        locked: list[int] = []
+
+        def unlock() -> None:
+            for lane in locked:
+                server.shared[lane] -= 1
+            locked.clear()
 
         def check() -> None:
             if server.rules.compare_epoch:
@@ -240,16 +247,15 @@ class Database:
                 if stale:
                     raise LeaseLost(stale)
             if server.rules.share_lock:
+                locked.extend(lanes)
                 for lane in lanes:
                     server.shared[lane] += 1
 
         def commit() -> Any:
-            if server.rules.share_lock:
-                for lane in lanes:
-                    server.shared[lane] -= 1
+            unlock()
             return effect()
 
-        return await self._call(check, commit)
+        return await self._call(check, commit, rollback=unlock)
 
     # -- ParkingStore ----------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from relay.errors import SourceUnavailable
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["PollingSource"]
 
 _log = get_logger(__name__)
+
+_LEASE: Final = attrgetter("lease")
 
 _SAMPLE_SECONDS: Final = 0.1
 """Between looks at the lock table: it costs the server more than a read of one lane."""
@@ -94,13 +98,9 @@ class PollingSource:
 
     def done(self, messages: Sequence[Message]) -> None:
         """The pipeline is done with these."""
-        by_lease: dict[Lease, list[int]] = {}
-        for message in messages:
-            assert message.lease is not None
-            by_lease.setdefault(message.lease, []).append(message.seq)
-        for lease, seqs in by_lease.items():
+        for lease, group in groupby(messages, _LEASE):  # they mostly come lane by lane
             if (lane := self._lanes.get(lease)) is not None:
-                lane.done(seqs)
+                lane.done([message.seq for message in group])
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class PollingSource:
     async def _hand_over(self, new: list[Message], page: Page) -> None:
         assert self._intake is not None
         if new:
-            mean = sum([message.size for message in new]) / len(new)
+            mean = sum(message.size for message in new) / len(new)
             self._mean_size += (mean - self._mean_size) / 8
         if not page.withheld:
             self._intake.submit(new)
