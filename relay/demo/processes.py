@@ -90,14 +90,16 @@ def free_port() -> int:
     raise ServerFailed("no free port on the loopback")
 
 
-def new_folder(name: str, account: Account) -> Path:
-    """A temporary folder that the account can reach, whatever TMPDIR says."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108  # mkdtemp makes a private folder inside
+def new_folder(name: str, account: Account, parents: Sequence[str]) -> Path:
+    """A temporary folder inside the first parent that the account can enter."""
+    for parent in parents:
         if account.can_enter(Path(parent)):
             folder = Path(tempfile.mkdtemp(prefix=f"relay-{name}-", dir=parent))
             account.give(folder)
             return folder
-    raise ServerFailed(f"no temporary folder that user {account.name} can enter; set TMPDIR to one")
+    raise ServerFailed(
+        f"user {account.name} can enter none of {', '.join(parents)}; set TMPDIR to a folder that it can"
+    )
 
 
 def reachable(tree: Path, account: Account, copy_to: Path) -> Path:
@@ -151,6 +153,8 @@ class Server(ABC):
     """Patience for a start. Generous: machines that build and test are busy."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     stop_seconds: ClassVar[float] = 20.0
+    folders: ClassVar[Sequence[str]] = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108  # a private one is made inside
+    """Where its folder may be, best first: TMPDIR may be closed to other users."""
     close_signal: ClassVar[signal.Signals] = signal.SIGKILL
     """How it is ended for good: its files are removed anyway, so a clean stop would be wasted time."""
 
@@ -158,7 +162,7 @@ class Server(ABC):
         self.host = LOCALHOST
         self.port = free_port()
         self.account = account or Account(None)
-        self.folder = new_folder(self.name, self.account)
+        self.folder = new_folder(self.name, self.account, self.folders)
         _guardian.tell(f"folder {self.folder}")
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
@@ -231,7 +235,7 @@ class Server(ABC):
                 env=dict(self.environment()),
                 **self.account.run_as,
             )
-        _guardian.tell(f"started {self.pid} {int(self.stop_signal)}")
+        _guardian.tell(f"started {self.pid} {int(self.close_signal)}")
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:

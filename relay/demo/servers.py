@@ -42,7 +42,7 @@ class Postgres(Server):
 
     name: ClassVar[str] = "postgres"
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT  # "fast": ends sessions, then a checkpoint
-    close_signal: ClassVar[signal.Signals] = signal.SIGINT  # quick, and it removes its shared memory
+    close_signal: ClassVar[signal.Signals] = signal.SIGQUIT  # no checkpoint, but it removes its shared memory
     defaults: ClassVar[Mapping[str, object]] = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",

@@ -31,7 +31,8 @@ class Database:
         return self.server.execute(query, self.name)
 
     def __enter__(self) -> Self:
-        self.server.execute(f'CREATE DATABASE "{self.name}"')
+        # Three times as fast as the default, which logs every page.
+        self.server.execute(f'CREATE DATABASE "{self.name}" STRATEGY = FILE_COPY')
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -56,17 +56,6 @@ async def test_clients_of_the_proxied_listener_stay_behind_the_proxy(
     assert kafka_proxy.bytes_to_server > 100
 
 
-async def test_a_killed_kafka_comes_back_with_its_records(own_kafka: Kafka, unique: str) -> None:
-    await own_kafka.create_topic(unique)
-    await publish_and_read(own_kafka.bootstrap_servers, unique)
-    own_kafka.kill9()
-    own_kafka.start()
-    async with AIOKafkaConsumer(
-        unique, bootstrap_servers=own_kafka.bootstrap_servers, auto_offset_reset="earliest", group_id=None
-    ) as consumer:
-        assert (await consumer.getone()).value == b"hello"
-
-
 async def test_a_vhost_is_fresh_and_gone_afterwards(rabbitmq: RabbitMQ, unique: str) -> None:
     rabbitmq.add_vhost(unique)
     async with await aio_pika.connect(rabbitmq.url(unique)) as connection:
@@ -78,19 +67,6 @@ async def test_a_vhost_is_fresh_and_gone_afterwards(rabbitmq: RabbitMQ, unique: 
         await message.ack()
     rabbitmq.delete_vhost(unique)
     assert unique not in str(rabbitmq.api("GET", "/api/vhosts"))
-
-
-async def test_a_rabbitmq_that_was_killed_keeps_persistent_messages(own_rabbitmq: RabbitMQ) -> None:
-    async with await aio_pika.connect(own_rabbitmq.url()) as connection:
-        channel = await connection.channel()
-        await channel.declare_queue("q", durable=True)
-        message = aio_pika.Message(b"hello", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-        await channel.default_exchange.publish(message, "q")
-    own_rabbitmq.kill9()
-    own_rabbitmq.start()
-    async with await aio_pika.connect(own_rabbitmq.url()) as connection:
-        queue = await (await connection.channel()).declare_queue("q", durable=True)
-        assert (await queue.get(no_ack=True)).body == b"hello"
 
 
 async def test_redis_and_valkey_are_two_servers(redis_server: Redis, valkey: Valkey) -> None:
