@@ -7,16 +7,20 @@ hold their locks in between. `Rules` leaves single rules out, to show that the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relay.errors import LeaseLost, SourceUnavailable
 from relay.sink import CONFIRMED, DEFERRED, Outcome, rejected, unavailable
 from relay.sources.polling.contracts import Cursor, Mark, Page
 from relay.store import Burial, HeldKey, Membership, Parked, ParkedRun, RunResult
 from relay.types import LANES, Lease, Message
-from tests.simulation.world import PodLoop, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from tests.simulation.world import PodLoop, World
 
 __all__ = ["Broker", "Database", "Event", "Rules", "Server"]
 
@@ -164,7 +168,7 @@ class Database:
             return
         try:
             result = steps.pop(0)()
-        except Exception as error:  # the transaction is rolled back
+        except Exception as error:  # noqa: BLE001  # whatever it is, the transaction is rolled back and the client told
             self._answer(reply, error=error)
             return
         if steps:
@@ -178,10 +182,11 @@ class Database:
         def arrive() -> None:
             if self._loop.dead or self._world.closed:
                 return
-            self._loop.call_soon(lambda: reply.done() or (reply.set_exception(error) if error else reply.set_result(result)))
+            self._loop.call_soon(
+                lambda: reply.done() or (reply.set_exception(error) if error else reply.set_result(result))
+            )
 
         self._world.at(self._world.latency(), arrive)
-
 
     # -- LeaseStore ------------------------------------------------------------------------------
 
@@ -202,7 +207,8 @@ class Database:
             free = [
                 lane
                 for lane, (owner, _) in server.leases.items()
-                if (owner is None or owner not in live or (owner == self._pod and lane not in held)) and not server.shared[lane]
+                if (owner is None or owner not in live or (owner == self._pod and lane not in held))
+                and not server.shared[lane]
             ]
             taken = self._world.rng.sample(free, min(count, len(free)))
             for lane in taken:
@@ -389,7 +395,9 @@ class Database:
         raise NotImplementedError
 
     async def holders(self) -> set[str] | None:
-        names = {transaction.name for transaction in self._server.open} if self._server.rules.wait_for_holders else set()
+        names = (
+            {transaction.name for transaction in self._server.open} if self._server.rules.wait_for_holders else set()
+        )
         return await self._call(lambda: names)
 
     async def below(self, cursors: Sequence[Cursor]) -> Mapping[Lease, Sequence[int]]:
@@ -405,13 +413,10 @@ class Database:
     async def wake(self) -> None: ...
 
     async def wait(self, seconds: float) -> str:
-        import asyncio
-
         await asyncio.sleep(seconds)
         return "timeout"
 
     def ring(self) -> None: ...
-
 
 
 def _leases(messages: Any) -> list[Lease]:
@@ -468,7 +473,7 @@ class SimSink:
 
             def answer() -> None:
                 if not self._loop.dead and not world.closed:
-                    self._loop.call_soon(lambda: reply.done() or reply.set_result(outcomes))
+                    self._loop.call_soon(_resolve, reply, outcomes)
 
             world.at(world.latency(), answer)
 
@@ -501,3 +506,8 @@ class SimSink:
             return unavailable("not this one")
         broker.deliver(seq)
         return CONFIRMED
+
+
+def _resolve(reply: asyncio.Future[Any], result: Any) -> None:
+    if not reply.done():
+        reply.set_result(result)

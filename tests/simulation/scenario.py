@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 from relay.config import Config
 from relay.pipeline import Pipeline, Stores
@@ -71,9 +72,7 @@ class Pod:
         metrics = Metrics(faults.sinks)
         sinks = {name: SimSink(run.brokers[name], self.loop, concurrency=2) for name in faults.sinks}
         source = PollingSource(self.database, self.database, config.source.polling, metrics, run.world.rng)
-        pipeline = Pipeline(
-            config, sinks, Stores(self.database, self.database), source, metrics, run.world.rng
-        )
+        pipeline = Pipeline(config, sinks, Stores(self.database, self.database), source, metrics, run.world.rng)
         source.attach(pipeline)
         ownership = Ownership(self.name, self.database, source, pipeline, config.leases, metrics)
         self.pipeline, self.src = pipeline, source
@@ -101,7 +100,7 @@ class Run:
         for _ in range(faults.pods):
             self._start_pod()
         for number in range(faults.keys):
-            self.world.at(self.rng.random(), lambda key=f"k{number}", lane=(number * 11) % 64: self._write(key, lane))
+            self.world.at(self.rng.random(), partial(self._write, f"k{number}", (number * 11) % 64))
         self._faults()
 
     # -- writers: one for each key, as if each held its aggregate's lock -------------------------------
@@ -221,7 +220,9 @@ class Run:
         for seq in firsts:
             if (key := self.server.events[seq].key) is not None:
                 by_key.setdefault(key, []).append(seq)
-        violations += [f"{name}: {key} out of order {_swap(order)}" for key, order in by_key.items() if order != sorted(order)]
+        violations += [
+            f"{name}: {key} out of order {_swap(order)}" for key, order in by_key.items() if order != sorted(order)
+        ]
         self._judge_holds(name, by_key)
         self._judge_attempts(name, broker)
 
@@ -260,7 +261,9 @@ def _config(faults: Faults) -> Config:
     return Config.model_validate(
         {
             "database": {"dsn": "postgres://x/y"},
-            "source": {"polling": {"poll_interval_seconds": 0.02, "poll_interval_max_seconds": 0.2, "read_events_max": 60}},
+            "source": {
+                "polling": {"poll_interval_seconds": 0.02, "poll_interval_max_seconds": 0.2, "read_events_max": 60}
+            },
             "pipeline": {"events_max": 80, "batch_events_max": 20, "park_outage_after_seconds": 2.0},
             "retry": {"base_seconds": 0.2, "cap_seconds": 3.0, "attempts_max": faults.attempts_max},
             "leases": {"ttl_seconds": TTL, "margin_seconds": 1.0},

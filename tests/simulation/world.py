@@ -12,8 +12,10 @@ import heapq
 import itertools
 import random
 from asyncio import events
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 __all__ = ["PodLoop", "World"]
 
