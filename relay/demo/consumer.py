@@ -29,8 +29,16 @@ class Consumer:
     """Reads a stream from its first entry on, through any outage of the broker."""
 
     def __init__(self, url: str, stream: str, on_arrival: Callable[[Arrival], None]) -> None:
-        # The client would retry in silence with pauses of its own, up to seconds.
-        self._client = Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), decode_responses=True)
+        self._client = Redis.from_url(
+            url,
+            protocol=2,
+            decode_responses=True,
+            # The client would retry in silence with pauses of its own, up to seconds.
+            retry=Retry(NoBackoff(), 0),
+            # With a timeout it sends through asyncio.wait_for, which before Python 3.12 loses a cancellation that
+            # comes as the bytes leave: this consumer would then read on for ever.
+            socket_timeout=None,
+        )
         self._stream, self._on_arrival = stream, on_arrival
         self._last = "0-0"
 
