@@ -117,7 +117,11 @@ class Pool:
         with translated():
             try:
                 async with self._pool.acquire() as connection:
-                    yield connection
+                    try:
+                        yield connection
+                    except asyncpg.InternalClientError:
+                        connection.terminate()  # or the next call would be given the same one
+                        raise
             except (asyncpg.ReadOnlySQLTransactionError, asyncpg.ObjectNotInPrerequisiteStateError):
                 # This server is not the primary any more, and neither is it for the other connections.
                 await self._pool.expire_connections()
@@ -129,8 +133,7 @@ class Pool:
         try:
             yield
         except BaseException:
-            if not connection.is_closed():
-                await connection.execute("ROLLBACK")
+            await _roll_back(connection)
             raise
         await connection.execute("COMMIT")
 
@@ -142,6 +145,16 @@ class Pool:
             await connection.set_type_codec(
                 "timestamptz", schema="pg_catalog", format="tuple", encoder=_to_postgres, decoder=_from_postgres
             )
+
+
+async def _roll_back(connection: Connection) -> None:
+    """Never hides the error that led here: a connection that cannot roll back is dropped, which does the same."""
+    if connection.is_closed():
+        return
+    try:
+        await connection.execute("ROLLBACK")
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):
+        connection.terminate()
 
 
 async def _keep(_connection: Connection) -> None:

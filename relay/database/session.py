@@ -36,6 +36,7 @@ IDENTITY: Final = "extract(epoch FROM pg_postmaster_start_time())::text || '/' |
 _AGAIN: Final = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server said goodbye to an idle connection, and its end has not come yet
     asyncpg.InvalidCachedStatementError,  # somebody altered a table (FIELD.md B16): the next call prepares anew
     asyncpg.OutdatedSchemaCacheError,
     asyncpg.ReadOnlySQLTransactionError,  # a demoted primary (FIELD.md B6)
