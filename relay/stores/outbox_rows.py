@@ -26,8 +26,12 @@ _STORED_AT: Final = attrgetter("stored_at")
 
 _DELETE: Final = "DELETE FROM {outbox}"
 _KEEP: Final = "UPDATE {outbox} SET published_at = clock_timestamp()"
-# The identity is a sub-select without a reference to the row: evaluated once for the statement.
-_WHERE: Final = f" WHERE seq = ANY($1::bigint[]) AND published_at IS NULL AND (SELECT {IDENTITY}) = $2"
+# "Not settled" is written so that the index of the pending rows does not match: with statistics of an empty table the
+# planner takes it, and looks through all of it for each batch. The identity is a sub-select without a reference to the
+# row: evaluated once for the statement.
+_WHERE: Final = f"""
+ WHERE seq = ANY($1::bigint[]) AND coalesce(published_at, 'infinity') = 'infinity' AND (SELECT {IDENTITY}) = $2
+"""
 # stored_at is the partition key: without the bounds every partition would be searched for every number.
 _PRUNE: Final = " AND stored_at >= $3 AND stored_at <= $4"
 
