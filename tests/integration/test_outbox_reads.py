@@ -58,7 +58,7 @@ async def test_moments_are_exact_or_infinite(outbox: Outbox) -> None:
         "infinity": TIMESTAMP_INFINITY,
         "-infinity": TIMESTAMP_MINUS_INFINITY,
         "0044-03-15 00:00:00+00 BC": -63_517_824_000_000_000,
-        "20231-01-01 00:00:00+00": 576_251_971_200_000_000,
+        "20231-01-01 00:00:00+00": 576261475200000000,
         "2026-01-01 00:00:00.123456+00": 1_767_225_600_123_456,
     }
     async with pod(outbox) as one, connected(outbox.app_dsn) as app:
@@ -131,8 +131,7 @@ async def test_a_large_payload_is_withheld_and_fetched_alone(outbox: Outbox, tex
         lease = leases[lane_of(outbox, "k")]
         page = await one.reader.read([Cursor(lease, 0, 9)])
         large, small = page.rows[lease]
-        assert small.payload == b'{"small":1}'
-        assert large.payload is None
+        assert (large.payload, small.payload) == (None, b'{"small":1}')
         assert set(page.withheld) == {large.seq}
         assert page.withheld[large.seq] == pytest.approx(1_000_002, rel=0.1)
         assert await one.reader.payload(large)
@@ -160,7 +159,7 @@ async def test_settling_names_the_server_and_is_idempotent(outbox_factory: Outbo
     """Numbers of another incarnation settle nothing; again settles nothing more; `keep` keeps the row."""
     for settle in ("delete", "keep"):
         outbox = outbox_factory()
-        async with pod(outbox, settle=settle) as one:  # type: ignore[arg-type]
+        async with pod(outbox, settle=settle) as one:
             leases = await one.join()
             await publish(outbox, ("k", "{}"), ("j", "{}"))
             first, second = await one.read(list(leases.values()))

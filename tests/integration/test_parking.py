@@ -86,13 +86,14 @@ async def test_nobody_claims_a_lane_while_its_owner_decides(outbox: Outbox, acti
         assert held == ([] if action == "finish" else [HeldKey(SINK, lane, "k")])
 
 
-async def decide(one: Pod, action: str, message: Message) -> object:
+async def decide(one: Pod, action: str, message: Message) -> None:
     assert message.lease is not None
     if action == "park":
-        return await one.parking.park(SINK, [Parked(message)], [message])
-    if action == "bury":
-        return await one.parking.bury([Burial(message, SINK, "rejected", "poison", 1, holds=True)], [message])
-    return await one.parking.finish(SINK, [RunResult(message.lease, message.key, confirmed=[message])])
+        await one.parking.park(SINK, [Parked(message)], [message])
+    elif action == "bury":
+        await one.parking.bury([Burial(message, SINK, "rejected", "poison", 1, holds=True)], [message])
+    else:
+        await one.parking.finish(SINK, [RunResult(message.lease, message.key, confirmed=[message])])
 
 
 @pytest.mark.parametrize("action", ["park", "bury", "finish"])

@@ -134,7 +134,7 @@ async def test_plans_of_a_plain_outbox(outbox: Outbox, statistics: str, generic:
         assert scans(payload, "outbox") == {("Index Scan", "outbox_pkey")}
 
         for how in ("delete", "keep"):
-            settler = PostgresSettler(one.pool, outbox.names, how, partitioned=False)  # type: ignore[arg-type]
+            settler = PostgresSettler(one.pool, outbox.names, how, partitioned=False)
             settle = await of(settler._sql, SEQS, server)
             assert scans(settle, "outbox") == {("Index Scan", "outbox_pkey")}
             assert crawled(settle) == set()
