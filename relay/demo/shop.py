@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
+from uuid6 import uuid7
 
 from relay.client import enqueue
 
@@ -82,10 +83,11 @@ class Shop:
         transaction = connection.transaction()
         await transaction.start()
         number = await connection.fetchval(_LOCK_CUSTOMER, customer)
+        event = uuid7()
+        await connection.execute(_INSERT_ORDER, customer, number, item, cents, event)
         at = time.time()
         order = {"customer": customer, "number": number, "item": item, "cents": cents, "committed_at": at}
-        event = await enqueue(connection, TOPIC, order, key=customer)
-        await connection.execute(_INSERT_ORDER, customer, number, item, cents, event)
+        await enqueue(connection, TOPIC, order, key=customer, id=event)
         if random.random() < _ROLLED_BACK:  # the customer leaves without paying
             await transaction.rollback()
             self._tally.roll_back(str(event))
