@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Ledger", "Load", "insert", "skewed_id"]
 
-_LOST: Final = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, asyncpg.CannotConnectNowError,
-                asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)  # fmt: skip
+_LOST: Final = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # asyncpg's word for a connection to which the server has just said goodbye
+    asyncpg.OperatorInterventionError,
+    OSError,
+)
 
 
 class _RolledBack(Exception):  # noqa: N818  # not an error: it ends a transaction on purpose

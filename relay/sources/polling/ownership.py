@@ -120,8 +120,12 @@ class Ownership:
     async def _beat(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._renewed_at is None or now - self._renewed_at >= self._options.ttl_seconds / 3:
-            await self._store.renew(self._options.ttl_seconds)
-            self._renewed_at = now
+            self._renewed_at = now  # before the call: `renew` may ask for one more meanwhile, and is not overheard
+            try:
+                await self._store.renew(self._options.ttl_seconds)
+            except BaseException:
+                self._renewed_at = None
+                raise
             self._deadline = now + self._options.ttl_seconds - self._options.margin_seconds
         view = await self._store.look()
         self.members = max(len(view.members), 1)
