@@ -77,7 +77,7 @@ format: $(VENV)/.dev ## Format the code and mend what ruff can mend
 
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure against raw loops: make bench ARGS="drain --sink kafka --events 100000"
-	$(BIN)/relay bench $(ARGS)
+	$(BIN)/python -m tests.servers.bench $(ARGS)
 
 .PHONY: services
 services: $(VENV)/.dev ## Fetch the servers that the tests can use: apt (as root) and Maven

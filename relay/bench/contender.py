@@ -96,6 +96,10 @@ class Running:
                 raise self._failed(f"was not ready after {_START_SECONDS:.0f} s")
             await asyncio.sleep(0.02)
 
+    async def ended(self) -> None:
+        """Wait until it ends by itself."""
+        await self._process.wait()
+
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL for what does not go."""
         if self._process.returncode is None:
