@@ -20,14 +20,17 @@ async def test_a_backlog_is_watched_until_its_last_row_is_settled(postgres: Post
     """The smallest run of all parts: fill, copy, raw loop in its process, watch, drop."""
     target = Target("null", {}, "bench")
     workload = Workload(6_000, "batched", keys=10, lanes=8)
-    async with filled(postgres.superuser_dsn, workload) as template, scratch(postgres.superuser_dsn, template) as dsn:
-        async with connected(dsn) as connection:
-            assert await connection.fetchval("SELECT max(lane) FROM outbox") < 8
-            assert await connection.fetchval("SELECT count(DISTINCT key) FROM outbox") == 10
-            watch = await Watch.on(connection)
-            async with raw(dsn, target).running() as running:
-                drain = await watch.drained(running)
-            assert await connection.fetchval("SELECT count(*) FROM outbox") == 0
+    async with (
+        filled(postgres.superuser_dsn, workload) as template,
+        scratch(postgres.superuser_dsn, template) as dsn,
+        connected(dsn) as connection,
+    ):
+        assert await connection.fetchval("SELECT max(lane) FROM outbox") < 8
+        assert await connection.fetchval("SELECT count(DISTINCT key) FROM outbox") == 10
+        watch = await Watch.on(connection)
+        async with raw(dsn, target).running() as running:
+            drain = await watch.drained(running)
+        assert await connection.fetchval("SELECT count(*) FROM outbox") == 0
     assert 0 < drain.events < 6_000
     assert drain.cpu_us > 0
     assert drain.server_cpu_us > 0
