@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from relay.errors import InvalidConfig, StopError
+from relay.errors import StopError
 from relay.pipeline.budget import Budget
 from relay.pipeline.decisions import Decisions
 from relay.pipeline.drainer import Drainer
@@ -236,7 +236,7 @@ def _fan_out(message: Message, targets: Sequence[Target], parts: dict[str, list[
 
 
 def _no_route(message: Message) -> StopError:
-    return InvalidConfig(
+    return StopError(
         f"no route takes topic {message.topic!r} (event {message.id})",
         hint='add a [[routes]] entry for it, or set unrouted = "dead_letter"',
     )

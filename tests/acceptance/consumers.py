@@ -73,7 +73,9 @@ class Consumer(ABC):
                     await self.read()
         except TimeoutError:
             missing = wanted - self._seen
-            raise AssertionError(f"{len(missing)} of {len(wanted)} not within {seconds:.0f} s: {sorted(missing)[:5]}") from None
+            raise AssertionError(
+                f"{len(missing)} of {len(wanted)} not within {seconds:.0f} s: {sorted(missing)[:5]}"
+            ) from None
 
     async def wait_for_count(self, count: int, seconds: float = PATIENCE_SECONDS) -> None:
         """Read until so many different events have arrived."""

@@ -249,7 +249,9 @@ class Pod(Server):
     async def _until(self, what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
         async def alive() -> Any:
             if not self.running:
-                raise AssertionError(f"pod ended with {self._process and self._process.poll()}:\n{self.printed[-3000:]}")
+                raise AssertionError(
+                    f"pod ended with {self._process and self._process.poll()}:\n{self.printed[-3000:]}"
+                )
             return await condition()
 
         try:

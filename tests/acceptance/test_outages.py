@@ -127,9 +127,7 @@ async def test_a_pod_that_starts_before_its_database_is_live_and_recovers_by_its
     assert_at_rest(outbox)
 
 
-async def test_kafka_and_rabbitmq_that_are_down_at_the_start_are_waited_for(
-    outbox: Outbox, pods: Pods
-) -> None:
+async def test_kafka_and_rabbitmq_that_are_down_at_the_start_are_waited_for(outbox: Outbox, pods: Pods) -> None:
     """Live, not ready, few descriptors, and SIGTERM ends it (FIELD.md C1)."""
     sinks = {
         "kafka": {"type": "kafka", "bootstrap_servers": f"127.0.0.1:{free_port()}", "publish_timeout_seconds": 1.0},

@@ -64,12 +64,12 @@ class Ledger:
         return f"{len(self)} committed ({self.late} in late transactions), {len(self.rolled_back)} rolled back"
 
 
-async def insert(outbox: Outbox, rows: Sequence[tuple[str, str | None, Any]], *, one_by_one: bool = True) -> list[str]:
-    """Insert (topic, key, payload) as the application, a transaction each; their ids."""
+async def insert(outbox: Outbox, rows: Sequence[tuple[Any, ...]], *, one_by_one: bool = True) -> list[str]:
+    """Insert (topic, key, payload[, headers]) as the application, a transaction each or one for all; their ids."""
     connection = await asyncpg.connect(outbox.app_dsn)
-    sql = outbox.names.format("INSERT INTO {outbox} (id, topic, key, payload) VALUES ($1, $2, $3, $4)")
+    sql = outbox.names.format("INSERT INTO {outbox} (id, topic, key, payload, headers) VALUES ($1, $2, $3, $4, $5)")
     ids = [skewed_id(random.Random(), 0) for _ in rows]
-    arguments = [(event, *row) for event, row in zip(ids, rows, strict=True)]
+    arguments = [(event, *row, *(None,) * (4 - len(row))) for event, row in zip(ids, rows, strict=True)]
     try:
         if one_by_one:
             for row in arguments:
@@ -106,7 +106,9 @@ class Load:
         self._seed, self._writers, self._pause, self._late = seed, writers, pause_seconds, late_seconds
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._sql = outbox.names.format("INSERT INTO {outbox} (id, topic, key, payload, headers) VALUES ($1, $2, $3, $4, $5)")
+        self._sql = outbox.names.format(
+            "INSERT INTO {outbox} (id, topic, key, payload, headers) VALUES ($1, $2, $3, $4, $5)"
+        )
 
     async def __aenter__(self) -> Load:
         for table in ("witness",):
