@@ -91,9 +91,6 @@ class Consumer(ABC):
         while await self.read():
             pass
 
-    async def close(self) -> None:
-        """Nothing more is read."""
-
 
 class _RedisConsumer(Consumer):
     def __init__(self, url: str, streams: Sequence[str]) -> None:
@@ -103,7 +100,7 @@ class _RedisConsumer(Consumer):
 
     async def read(self) -> bool:
         try:
-            found = await self._client.xread(self._last, count=5_000, block=200)
+            found: Any = await self._client.xread(self._last, count=5_000, block=200)
         except (redis.ConnectionError, redis.TimeoutError):  # its server is being tried
             await asyncio.sleep(0.1)
             return False
@@ -213,7 +210,7 @@ async def rabbitmq_consumer(url: str, exchange: str, routing_keys: Sequence[str]
         queue = await channel.declare_queue(f"{exchange}-all", durable=True)
         for routing_key in routing_keys:
             await queue.bind(made, routing_key=routing_key)
-        await queue.consume(consumer.take, no_ack=True)  # type: ignore[arg-type]  # it wants a callback that returns Any
+        await queue.consume(consumer.take, no_ack=True)
         yield consumer
 
 

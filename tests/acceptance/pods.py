@@ -103,7 +103,7 @@ async def eventually(
     """The first true result of `condition`."""
     try:
         async with asyncio.timeout(seconds):
-            while not (result := await condition()):
+            while not (result := await condition()):  # noqa: ASYNC110  # what happens in another process sets no event here
                 await asyncio.sleep(pause)
             return result
     except TimeoutError:

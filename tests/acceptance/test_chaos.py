@@ -61,8 +61,8 @@ async def survive(
     assert load.ledger.rolled_back
 
 
-@pytest.mark.time_limit(240 + seconds(25))
-@pytest.mark.parametrize(("count", "default"), [(3, 25.0), (12, 12.0), (1, 10.0)])
+@pytest.mark.time_limit(240 + seconds(15))
+@pytest.mark.parametrize(("count", "default"), [(3, 15.0), (12, 8.0), (1, 6.0)])
 async def test_redis_gets_exactly_what_was_committed_while_pods_die_freeze_and_start(
     outbox: Outbox, pods: Pods, valkey: Valkey, unique: str, seed: int, count: int, default: float
 ) -> None:
@@ -73,7 +73,7 @@ async def test_redis_gets_exactly_what_was_committed_while_pods_die_freeze_and_s
         await survive(outbox, pods, sink, consumer, topics, seed=seed, count=count, rage_seconds=seconds(default))
 
 
-@pytest.mark.time_limit(240 + seconds(12))
+@pytest.mark.time_limit(240 + seconds(8))
 async def test_kafka_gets_exactly_what_was_committed_while_pods_die_freeze_and_start(
     outbox: Outbox, pods: Pods, kafka: Kafka, unique: str, seed: int
 ) -> None:
@@ -83,10 +83,10 @@ async def test_kafka_gets_exactly_what_was_committed_while_pods_die_freeze_and_s
         await create_topic(kafka, topic, partitions=PARTITIONS)
     async with kafka_consumer(kafka, topics, PARTITIONS) as consumer:
         sink = {"type": "kafka", "bootstrap_servers": kafka.bootstrap_servers}
-        await survive(outbox, pods, sink, consumer, topics, seed=seed, count=3, rage_seconds=seconds(12))
+        await survive(outbox, pods, sink, consumer, topics, seed=seed, count=3, rage_seconds=seconds(8))
 
 
-@pytest.mark.time_limit(240 + seconds(12))
+@pytest.mark.time_limit(240 + seconds(8))
 async def test_rabbitmq_gets_exactly_what_was_committed_while_pods_die_freeze_and_start(
     outbox: Outbox, pods: Pods, vhost: str, unique: str, seed: int
 ) -> None:
@@ -94,4 +94,4 @@ async def test_rabbitmq_gets_exactly_what_was_committed_while_pods_die_freeze_an
     topics = [f"{unique}.orders", f"{unique}.bills"]
     async with rabbitmq_consumer(vhost, unique, topics) as consumer:
         sink = {"type": "rabbitmq", "url": vhost, "exchange": unique}
-        await survive(outbox, pods, sink, consumer, topics, seed=seed, count=3, rage_seconds=seconds(12))
+        await survive(outbox, pods, sink, consumer, topics, seed=seed, count=3, rage_seconds=seconds(8))

@@ -32,7 +32,7 @@ def settings_for(outbox: Outbox, server: Valkey, **sections: Any) -> dict[str, A
 async def test_a_database_that_crashes_under_load_costs_nothing_but_time(
     own_postgres: Postgres, outbox_factory: OutboxFactory, pods: Pods, valkey: Valkey, unique: str, seed: int
 ) -> None:
-    """kill -9 of the whole server twice, under two pods and eight writers; the pods find it again by themselves."""
+    """The whole server is killed twice, under two pods and eight writers; the pods find it again by themselves."""
     outbox = outbox_factory(server=own_postgres)
     await pods.start_many(2, settings_for(outbox, valkey))
     async with redis_consumer(valkey.url, [unique]) as consumer:

@@ -113,7 +113,7 @@ async def test_good_events_flow_at_once_past_a_hundred_that_are_poison(
         await consumer.wait_for(ids[100:])
         took = time.monotonic() - began
         assert len(consumer.ids) == 10_000
-        by_key = {}
+        by_key: dict[str | None, int] = {}
         for delivery in consumer.deliveries:
             number = json.loads(delivery.payload or b"")["n"]
             assert by_key.get(delivery.key, -1) < number

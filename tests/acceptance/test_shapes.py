@@ -52,7 +52,7 @@ async def test_payloads_arrive_byte_for_byte_from_every_shape_of_outbox(
 async def test_kept_rows_are_marked_once_and_stay(
     outbox_factory: OutboxFactory, pods: Pods, valkey: Valkey, unique: str, seed: int, partitioned: bool
 ) -> None:
-    """settle = "keep" with two pods, one of which is killed: `published_at` is set once and never moved."""
+    """With settle = "keep" and two pods, one of which is killed: `published_at` is set once and never moved."""
     outbox = outbox_factory(partitioned=partitioned)
     outbox.execute("CREATE TABLE moves (seq bigint, was timestamptz)")
     outbox.execute("GRANT ALL ON moves TO PUBLIC")

@@ -13,7 +13,7 @@ import uuid
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
 
@@ -33,7 +33,7 @@ _LOST: Final = (
 )
 
 
-class _RolledBack(Exception):  # noqa: N818  # not an error: it ends a transaction on purpose
+class _RolledBack(Exception):
     """Ends a transaction on purpose."""
 
 
@@ -110,10 +110,9 @@ class Load:
             "INSERT INTO {outbox} (id, topic, key, payload, headers) VALUES ($1, $2, $3, $4, $5)"
         )
 
-    async def __aenter__(self) -> Load:
-        for table in ("witness",):
-            self._outbox.execute(f"CREATE TABLE IF NOT EXISTS {table} (id uuid PRIMARY KEY)")
-            self._outbox.execute(f"GRANT INSERT, SELECT ON {table} TO PUBLIC")
+    async def __aenter__(self) -> Self:
+        self._outbox.execute("CREATE TABLE witness (id uuid PRIMARY KEY)")
+        self._outbox.execute("GRANT INSERT, SELECT ON witness TO PUBLIC")
         self._tasks = [asyncio.create_task(self._write(number)) for number in range(self._writers)]
         return self
 
@@ -155,7 +154,7 @@ class Load:
                     if late and self._late:
                         await asyncio.sleep(rng.uniform(0.3, 1.0) * self._late)
                     if rolls_back:
-                        raise _RolledBack
+                        raise _RolledBack  # noqa: TRY301  # how a transaction block is told to roll back
             except _RolledBack:
                 committed = False
             except _LOST:
