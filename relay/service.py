@@ -127,6 +127,7 @@ class Service:
         self._names = Names.from_config(config.database)
         self._pool = Pool(config.database, _APPLICATION)
         self._stop = asyncio.Event()
+        self._down: set[str] = set()
         self._backoff = Backoff(0.2, 5.0, random.Random())  # noqa: S311  # jitter
         self._gauges = ClusterGauges(self._pool.transaction, self._names, self.metrics, self.sinks)
 
@@ -253,13 +254,16 @@ class Service:
             except (PermissionMissing, InvalidConfig) as error:
                 self.health.sink_down(name, str(error), misconfigured=True)
             else:
-                self.health.sink_up(name)
+                if name not in self._down:  # it answers a ping and takes nothing: publishing decides
+                    self.health.sink_up(name)
             await asyncio.sleep(_PING_UP_SECONDS if self.health.sinks[name].up else _PING_DOWN_SECONDS)
 
     def _sink_changed(self, name: str, circuit: Circuit) -> None:
         if circuit.is_open:
+            self._down.add(name)
             self.health.sink_down(name, circuit.reason, misconfigured=circuit.misconfigured)
         else:
+            self._down.discard(name)
             self.health.sink_up(name)
 
     def _source_changed(self, problem: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from relay.errors import RelayError, StopError
 from relay.redaction import redact
@@ -21,6 +21,14 @@ __all__ = ["Ping", "ping_all"]
 _TIMEOUT_SECONDS: Final = 10.0
 
 
+@runtime_checkable
+class Advising(Protocol):
+    """A sink that knows settings of its broker that lose events sooner or later."""
+
+    async def advice(self) -> list[str]:
+        """One sentence for each such setting."""
+
+
 @dataclass(frozen=True)
 class Ping:
     """What a sink said. `problem` None: it would take messages. `hint` is there when an operator has to act."""
@@ -30,6 +38,8 @@ class Ping:
     seconds: float
     problem: str | None = None
     hint: str = ""
+    advice: tuple[str, ...] = ()
+    """What the sink says against the broker's settings, though it takes messages."""
 
     @property
     def up(self) -> bool:
@@ -45,8 +55,10 @@ async def ping_all(sinks: Mapping[str, SinkSection]) -> list[Ping]:
 async def _ping(name: str, section: SinkSection) -> Ping:
     started = time.monotonic()
 
+    advice: tuple[str, ...] = ()
+
     def answer(problem: str | None = None, hint: str = "") -> Ping:
-        return Ping(name, section.type, time.monotonic() - started, problem and redact(problem), hint)
+        return Ping(name, section.type, time.monotonic() - started, problem and redact(problem), hint, advice)
 
     try:
         sink = registry.create(name, section)
@@ -54,6 +66,8 @@ async def _ping(name: str, section: SinkSection) -> Ping:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await sink.open()
                 await sink.ping()
+                if isinstance(sink, Advising):
+                    advice = tuple(await sink.advice())
         finally:
             await sink.close()
     except StopError as error:

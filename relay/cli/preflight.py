@@ -272,6 +272,8 @@ async def _sinks(config: Config) -> AsyncIterator[Finding]:
         name = f"sink {ping.name}"
         if ping.problem is None:
             yield Finding(name, "ok", f"{ping.type} takes messages ({ping.seconds * 1000:.0f} ms)")
+            for sentence in ping.advice:
+                yield Finding(name, "warn", sentence, "Change it on the broker, unless it is meant.")
         else:
             hint = ping.hint or "The relay starts all the same, waits, and recovers by itself once the broker is back."
             yield Finding(name, "fail", ping.problem, hint)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import redis
 
 from relay.cli.app import run
+from relay.cli.pings import ping_all
+from relay.config import SinkSection
 from tests.outbox import RELAY
 
 if TYPE_CHECKING:
@@ -331,3 +334,17 @@ def bury(outbox: Outbox, sink: str, *, key: str, holds: bool) -> None:
         "INSERT INTO {dead_letter} (seq, id, created_at, stored_at, lane, sink, topic, key, kind, reason, holds)"
         f" VALUES (99, gen_random_uuid(), now(), now(), 0, '{sink}', 't', '{key}', 'rejected', 'too large', {holds})"
     )
+
+
+async def test_check_warns_about_a_broker_that_may_evict_events(valkey: Valkey) -> None:
+    """A Redis that evicts keys under memory pressure takes messages now and drops streams later."""
+    client = redis.Redis.from_url(valkey.url)
+    before = client.config_get("maxmemory-policy")["maxmemory-policy"]
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        (ping,) = await ping_all({"main": SinkSection.model_validate({"type": "redis", "url": valkey.url})})
+    finally:
+        client.config_set("maxmemory-policy", before)
+        client.close()
+    assert ping.up
+    assert any("allkeys-lru" in sentence for sentence in ping.advice)
