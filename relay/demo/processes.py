@@ -202,20 +202,28 @@ class Server(ABC):
 
     def run(self, *command: str | Path) -> str:
         """Run a tool to its end as the server's account; its output, or `ServerFailed` with it."""
-        done = subprocess.run(
+        with subprocess.Popen(
             [str(part) for part in command],
-            check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
             cwd=self.folder,
             env=self.environment(),
             **self.account.run_as,
-        )
-        if done.returncode:
-            raise ServerFailed(f"{command[0]} failed with {done.returncode}: {done.stdout[-2000:]}")
-        return done.stdout
+        ) as tool:
+            _guardian.tell(f"started {tool.pid} {int(signal.SIGKILL)}")
+            try:
+                output, _ = tool.communicate()
+            except BaseException:
+                os.killpg(tool.pid, signal.SIGKILL)
+                raise
+            finally:
+                _guardian.tell(f"ended {tool.pid}")
+        if tool.returncode:
+            raise ServerFailed(f"{command[0]} failed with {tool.returncode}: {output[-2000:]}")
+        return output
 
     def start(self) -> None:
         """Start and wait until it serves. A start after `stop` or `kill9` has the same port and files."""

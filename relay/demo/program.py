@@ -90,6 +90,7 @@ class _Demo:
             if self._ended_by is None:
                 raise
             self._console.print(f"ended by {self._ended_by.name} before anything was counted; cleaning up")
+            self._stage.hurry()
             return 128 + self._ended_by
 
     def _on_signal(self, number: signal.Signals, performance: asyncio.Task[int]) -> None:

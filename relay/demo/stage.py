@@ -95,6 +95,11 @@ class Stage:
         """SIGTERM to all of them: they settle what is in flight and hand over."""
         await asyncio.gather(*(asyncio.to_thread(pod.stop) for pod in self.pods))
 
+    def hurry(self) -> None:
+        """Do not wait for pods that are about to start or to stop in good order: threads that do come back at once."""
+        for pod in self.pods:
+            pod.kill9()
+
     def close(self) -> None:
         """End everything and remove its files. Blocks for a moment."""
         with ThreadPoolExecutor(len(self._servers)) as threads:
