@@ -19,7 +19,10 @@ def decode(text: str | None) -> dict[str, str | None]:
     """Header names and values of a message; `text` is a JSON object as PostgreSQL prints it, or None."""
     if text is None:
         return {}
-    values: dict[str, Any] = orjson.loads(text)
+    try:
+        values: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:  # a number beyond float64: legal in jsonb, an error to orjson
+        return _decode_mixed(text)
     for value in values.values():
         if value.__class__ is not str:
             return _decode_mixed(text)

@@ -77,6 +77,8 @@ async def test_nobody_claims_a_lane_while_its_owner_decides(outbox: Outbox, acti
             taken = {lease.lane: lease for lease in await asyncio.wait_for(b.leases.claim(LANES, ()), 5)}
             held_before = await b.parking.held(list(taken.values()))
             assert lane not in taken
+            by_update = outbox.names.format("SELECT FROM {lease} WHERE lane = $1 FOR NO KEY UPDATE SKIP LOCKED")
+            assert await blocker.fetch(by_update, lane) == [], "a plain UPDATE would take the lane"
             assert held_before == []
             await transaction.rollback()
         await deciding
