@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -18,6 +19,7 @@ __all__ = ["Cell", "Report", "Table", "shown"]
 
 Cell = str | float | None
 
+_PLAIN_WIDTH: Final = 140
 _WIDTH: Final = 760
 _BAR: Final = 22
 _LABEL: Final = 300
@@ -80,7 +82,7 @@ class Report:
         from rich.console import Console  # noqa: PLC0415  # 15 MB that only a terminal needs
         from rich.table import Table as RichTable  # noqa: PLC0415
 
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         console.print(self.heading())
         for table in self.tables:
             shape = RichTable(title=table.title, caption=table.note or None, title_justify="left")
