@@ -76,7 +76,7 @@ class _Demo:
         self._console = Console(highlight=False)
         self._screen = Screen(self._console)
         self._close_shop = asyncio.Event()
-        self._story_is_over = False
+        self._shop_is_kept = False
         self._ended_by: signal.Signals | None = None
 
     async def run(self) -> int:
@@ -94,7 +94,7 @@ class _Demo:
             return 128 + self._ended_by
 
     def _on_signal(self, number: signal.Signals, performance: asyncio.Task[int]) -> None:
-        if number is signal.SIGINT and self._story_is_over and not self._close_shop.is_set():
+        if number is signal.SIGINT and self._shop_is_kept and not self._close_shop.is_set():
             self._close_shop.set()
         else:
             self._ended_by = number
@@ -176,7 +176,7 @@ class _Demo:
     async def _sell(self, scene: Scene, shop: Shop) -> None:
         await story.play(scene)
         if self._keep:
-            self._story_is_over = True
+            self._shop_is_kept = scene.is_told = True
             shop.orders_per_second = _ORDERS_PER_SECOND_KEPT
             scene.note("the story is told; the shop stays open, at an easier pace")
             await self._close_shop.wait()

