@@ -30,7 +30,7 @@ _KEEP: Final = "UPDATE {outbox} SET published_at = clock_timestamp()"
 # planner takes it, and looks through all of it for each batch. The identity is a sub-select without a reference to the
 # row: evaluated once for the statement.
 _WHERE: Final = f"""
- WHERE seq = ANY($1::bigint[]) AND coalesce(published_at, 'infinity') = 'infinity' AND (SELECT {IDENTITY}) = $2
+ WHERE seq = ANY($1::text::bigint[]) AND coalesce(published_at, 'infinity') = 'infinity' AND (SELECT {IDENTITY}) = $2
 """
 # stored_at is the partition key: without the bounds every partition would be searched for every number.
 _PRUNE: Final = " AND stored_at >= $3 AND stored_at <= $4"
@@ -60,10 +60,15 @@ class PostgresSettler:
             server: [m for m in messages if m.lease and m.lease.server == server] if len(servers) > 1 else messages
             for server in servers
         }
-        return [(sorted(map(_SEQ, some)), server, *self._bounds(some)) for server, some in by_server.items()]
+        return [(_array(some), server, *self._bounds(some)) for server, some in by_server.items()]
 
     def _bounds(self, messages: Sequence[Message]) -> tuple[int, ...]:
         if not self._partitioned:
             return ()
         moments = list(map(_STORED_AT, messages))
         return min(moments), max(moments)
+
+
+def _array(messages: Sequence[Message]) -> str:
+    """Numbers as PostgreSQL's own text of an array: asyncpg's encoder asks two questions about each element."""
+    return "{" + ",".join(map(str, sorted(map(_SEQ, messages)))) + "}"

@@ -378,7 +378,7 @@ class Database:
 
     # -- Outbox ----------------------------------------------------------------------------------
 
-    async def read(self, cursors: Sequence[Cursor]) -> Page:
+    async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
         server = self._server
 
         def effect() -> Page:

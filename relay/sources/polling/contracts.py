@@ -46,14 +46,20 @@ class Page:
 class Outbox(Protocol):
     """Reads of the outbox. Every method may raise SourceUnavailable."""
 
-    async def read(self, cursors: Sequence[Cursor]) -> Page:
-        """One read with one snapshot, returned once all that it saw is durable (PROTOCOLS.md rule 10b)."""
+    async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
+        """One read with one snapshot, returned once all that it saw is durable (PROTOCOLS.md rule 10b).
+
+        Every row up to number `durable` is known to be so already.
+        """
 
     async def payload(self, message: Message) -> bool:
         """Fetch a withheld payload into the message. False: the row is gone."""
 
     async def holders(self) -> AbstractSet[str] | None:
-        """Virtual transactions that hold ROW EXCLUSIVE on the outbox now. None: the floor must not be used."""
+        """Virtual transactions that hold ROW EXCLUSIVE on the outbox now. None: the floor must not be used.
+
+        Returns once all that was committed before is durable: whoever is not among the holders any more.
+        """
 
     async def below(self, cursors: Sequence[Cursor]) -> Mapping[Lease, Sequence[int]]:
         """Unsettled numbers at or below each cursor's floor: the slow sweep beside the floor."""

@@ -72,6 +72,11 @@ SELECT CASE WHEN pg_current_wal_flush_lsn() < $1::text::pg_lsn
             THEN pg_logical_emit_message(true, 'outbox-relay flush', '')::text END
 """
 
+_FLUSH_ALL: Final = """
+SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+            THEN pg_logical_emit_message(true, 'outbox-relay flush', '')::text END
+"""
+
 # A number means something only on the server that the row was read from.
 _PAYLOAD: Final = f"""
 SELECT payload{{as_text}} FROM {{outbox}} WHERE seq = $1 AND published_at IS NULL AND (SELECT {IDENTITY}) = $2
@@ -109,7 +114,7 @@ class PostgresOutbox:
         self._cache_sql = names.format(_CACHE)
         self._ordered: bool | None = None
 
-    async def read(self, cursors: Sequence[Cursor]) -> Page:
+    async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
         """Unsettled rows above each cursor's floor, in order by lane, once they are durable."""
         leases = {cursor.lease.lane: cursor.lease for cursor in cursors}
         rows = await self._pool.fetch(
@@ -119,7 +124,7 @@ class PostgresOutbox:
         mark = next((row for row in reversed(rows) if row[1] == _MARK_LANE), None)
         if mark is None:
             raise SourceUnavailable("the outbox's sequence returned no row")
-        if mark[4] == "true":
+        if mark[4] == "true" and any(row[0] > durable for row in events):
             await self._pool.fetch(_FLUSH, mark[3])
         messages = self._messages(events, leases)
         by_lease: dict[Lease, list[Message]] = {}
@@ -145,7 +150,9 @@ class PostgresOutbox:
             self._ordered = row["ordered"]
         if not self._ordered:
             return None
-        return {row[0] for row in await self._pool.fetch(self._holders_sql)}
+        holders = {row[0] for row in await self._pool.fetch(self._holders_sql)}
+        await self._pool.fetch(_FLUSH_ALL)
+        return holders
 
     async def below(self, cursors: Sequence[Cursor]) -> Mapping[Lease, Sequence[int]]:
         """Unsettled numbers up to each floor."""

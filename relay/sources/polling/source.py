@@ -39,6 +39,7 @@ _SAMPLE_SECONDS: Final = 0.1
 """Between looks at the lock table: it costs the server more than a read of one lane."""
 _AWAKE_SECONDS: Final = 0.15
 """Without an event before the cluster may sleep: a producer's next event should not need a NOTIFY."""
+_FULL_SECONDS: Final = 0.005
 _SWEEP_SHARE: Final = 50
 """A sweep takes at most one part in this many of the time, however long it crawls."""
 _BACK_SECONDS: Final = (0.05, 2.0)
@@ -138,13 +139,16 @@ class PollingSource:
             await self._lanes_changed.wait()
             return
         events, size = await self._intake.room()
-        new, more = await self._read(events, size)
+        new, full = await self._read(events, size)
         if new:
             await self._bell.busy()
             self._arrived_at = asyncio.get_running_loop().time()
             self._interval = self._options.poll_interval_seconds
-        if not more:
+        if not full:
             await self._rest(idle=not new)
+        elif not new:
+            # A page full of what is in flight: there may be more behind it, so no sleep, but nothing to hurry for.
+            await self._bell.wait(_FULL_SECONDS)
 
     def _readable(self) -> list[LaneReader]:
         return [lane for lane in self._lanes.values() if not lane.stopped and not lane.lease.lost]
@@ -152,7 +156,7 @@ class PollingSource:
     # -- reading ---------------------------------------------------------------------------------
 
     async def _read(self, events: int, size: int) -> tuple[int, bool]:
-        """Read what there is room for. Returns how many events are new, and whether there may be more."""
+        """Read what there is room for. Returns how many events are new, and whether some lane's page was full."""
         lanes = self._readable()
         if not lanes:
             return 0, False
@@ -161,7 +165,7 @@ class PollingSource:
         for lane in lanes:
             lane.begin()
         try:
-            page = await self._outbox.read(cursors)
+            page = await self._outbox.read(cursors, durable=stable)
         except BaseException:
             for lane in lanes:
                 lane.cancel()
@@ -171,15 +175,15 @@ class PollingSource:
             self.on_connection(None)
         if any(cursor.lease.server != page.mark.server for cursor in cursors):
             return self._foreign(lanes)
-        new, more = [], False
+        new, full = [], False
         for lane, cursor in zip(lanes, cursors, strict=True):
             rows = page.rows.get(lane.lease, ())
             new += lane.end(rows, cursor.limit, stable)
-            more |= len(rows) >= cursor.limit
+            full |= len(rows) >= cursor.limit
         self._metrics.read(len(new))
         await self._hand_over(new, page)
         await self._look_up(page, lanes)
-        return len(new), more
+        return len(new), full
 
     def _cursors(self, lanes: Sequence[LaneReader], events: int) -> list[Cursor]:
         wanted = sum(min(lane.limit, self._options.read_events_max) for lane in lanes)
@@ -289,8 +293,8 @@ class PollingSource:
         self._metrics.asleep.set(1)
         try:
             while not self._stopping:
-                new, more = await self._read(*await self._intake.room())
-                if new or more:
+                new, full = await self._read(*await self._intake.room())
+                if new or full:
                     break
                 cause = await self._bell.wait(self._options.fallback_interval_seconds * self._rng.uniform(0.5, 1.5))
                 self._metrics.woke("fallback" if cause == "timeout" else cause)
