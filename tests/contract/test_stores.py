@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.simulation.cluster import Database, Rules, Server
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from relay.sources.polling.contracts import Outbox as Reader
     from tests.outbox import Outbox
@@ -75,7 +75,7 @@ class InMemory:
         self._server.end(transaction, "committed")
 
 
-Behaviour: TypeAlias = "Callable[[Cluster], Awaitable[None]]"
+Behaviour: TypeAlias = "Callable[[Cluster], Coroutine[Any, Any, None]]"
 Perform: TypeAlias = "Callable[[Behaviour], None]"
 
 
@@ -107,7 +107,7 @@ def perform(request: pytest.FixtureRequest) -> Perform:
     if request.param == "memory":
         return in_memory
     outbox: Outbox = request.getfixturevalue("outbox")
-    return lambda behaviour: run_async(on_postgres(outbox, behaviour))  # type: ignore[no-any-return]
+    return lambda behaviour: run_async(on_postgres(outbox, behaviour))
 
 
 def lease_of(message: Message) -> Lease:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from relay.errors import LeaseLost
+from relay.errors import LeaseLost, SourceUnavailable
 from relay.store import Burial, HeldKey, Parked, RunResult
 from relay.types import LANES, Lease
 from tests.integration.pods import SINK, blocked, connected, lane_of, pod, publish, until
@@ -192,22 +192,26 @@ async def test_parking_again_changes_nothing_and_settles(outbox: Outbox) -> None
         assert left(outbox) == 0
 
 
-async def test_park_and_settle_are_one_transaction(outbox: Outbox) -> None:
-    """The settle fails: nothing is parked either, so the source still delivers the event (rule 7)."""
+@pytest.mark.parametrize("fails", ["settle", "commit"])
+async def test_a_decision_and_its_settle_are_one_transaction(outbox: Outbox, fails: str) -> None:
+    """Either of them fails: nothing is parked or buried, and the source still delivers the event (rule 7)."""
     async with pod(outbox) as one:
         (message,) = await events(one, outbox, "k")
-        outbox.execute("ALTER TABLE {outbox} ADD CONSTRAINT kept CHECK (published_at IS NULL)")
         outbox.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
             " $$BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'lock_not_available'; END$$"
         )
-        outbox.execute("CREATE TRIGGER refuse BEFORE DELETE ON {outbox} FOR EACH ROW EXECUTE FUNCTION refuse()")
-        with pytest.raises(Exception, match="no"):
-            await park(one, [message])
-        assert outbox.execute("SELECT FROM {parked}") == []
-        with pytest.raises(Exception, match="no"):
-            await one.parking.bury([Burial(message, SINK, "rejected", "r", 1, holds=False)], [message])
-        assert outbox.execute("SELECT FROM {dead_letter}") == []
+        if fails == "settle":
+            outbox.execute("CREATE TRIGGER refuse BEFORE DELETE ON {outbox} FOR EACH ROW EXECUTE FUNCTION refuse()")
+        for table in ("parked", "dead_letter") if fails == "commit" else ():
+            outbox.execute(
+                f"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON {{{table}}} DEFERRABLE INITIALLY DEFERRED"
+                " FOR EACH ROW EXECUTE FUNCTION refuse()"
+            )
+        for action in ("park", "bury"):
+            with pytest.raises(SourceUnavailable, match="no"):
+                await decide(one, action, message)
+        assert outbox.execute("SELECT FROM {parked}") == outbox.execute("SELECT FROM {dead_letter}") == []
         assert left(outbox) == 1
 
 
