@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from relay.bench.contender import ContenderFailed
 from relay.bench.databases import connected
 from relay.bench.workload import HEADERS, insert_script, payload
 
@@ -48,12 +48,11 @@ async def _pgbench(program: str, dsn: str, topic: str, clients: int, seconds: fl
 
 
 def parsed(output: str) -> Commits:
-    """What pgbench says at its end. Raises RuntimeError with its whole output if that is missing."""
+    """What pgbench says at its end. Raises ContenderFailed with its output if that is missing."""
     count = re.search(r"transactions actually processed: (\d+)", output)
     per_second = re.search(r"tps = ([\d.]+) \(without initial connection time\)", output)
     if count is None or per_second is None:
-        print(output, file=sys.stderr)
-        raise RuntimeError("pgbench failed")
+        raise ContenderFailed(f"pgbench failed: {output[-1000:]}")
     return Commits(int(count[1]), float(per_second[1]))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from relay.bench.accounts import cpu_seconds_of, rss_mb_of
+from relay.errors import RelayError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,7 +30,7 @@ _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30.0
 
 
-class ContenderFailed(Exception):
+class ContenderFailed(RelayError):
     """It ended by itself, or never became ready; the text ends with what it printed."""
 
 

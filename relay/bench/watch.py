@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.bench.accounts import Sessions
+from relay.errors import RelayError
 
 if TYPE_CHECKING:
     import asyncpg
@@ -53,7 +54,7 @@ class Drain:
         return self.server_cpu_seconds * 1e6 / self.events
 
 
-class TooFew(Exception):
+class TooFew(RelayError):
     """Everything was settled before the first look: take more events."""
 
 
@@ -77,7 +78,7 @@ class Watch:
         first_at = time.monotonic()
         events = await self._connection.fetchval(_ALL)
         if not events:
-            raise TooFew
+            raise TooFew("everything was settled before the first look: take more --events")
         return await self._rest(running, events, first_at - running.started_at)
 
     async def _rest(self, running: Running, events: int, first_event_seconds: float) -> Drain:
