@@ -266,5 +266,18 @@ async def test_no_event_waits_for_the_fallback(outbox: Outbox) -> None:
             task.cancel()
 
 
+async def test_a_lost_notification_costs_the_fallback_at_most(outbox: Outbox) -> None:
+    """Nothing notifies at all, and the event is read all the same."""
+    outbox.execute("ALTER TABLE {outbox} DISABLE TRIGGER USER")
+    async with pod(outbox) as one, bell_of(outbox) as bell, asyncio.TaskGroup() as group:
+        source, sink, metrics = source_of(one, bell, fallback_interval_seconds=0.2)
+        source.gain((await one.join()).values())
+        task = group.create_task(source.run())
+        await until(partial(all_asleep, [metrics]))
+        await publish(outbox, ("k", "{}"))
+        await sink.has(1, SOON)
+        task.cancel()
+
+
 async def all_asleep(metrics: list[Any]) -> bool:
     return all(one.asleep._value.get() == 1 for one in metrics)

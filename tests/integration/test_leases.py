@@ -13,7 +13,7 @@ from relay.config import Leases
 from relay.sources.polling.ownership import Ownership
 from relay.telemetry.metrics import Metrics
 from relay.types import LANES, Lease
-from tests.integration.pods import connected, pod, until
+from tests.integration.pods import blocked, connected, pod, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -127,9 +127,11 @@ class Watched:
     def __init__(self, name: str, reading: dict[int, str]) -> None:
         self.name, self.reading = name, reading
         self.lanes: set[int] = set()
+        self.adopted: set[Lease] = set()
 
     def gain(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
+            assert lease in self.adopted, "read before its held keys were loaded (rule 3)"
             assert lease.lane not in self.reading, f"lane {lease.lane} has two owners"
             self.reading[lease.lane] = self.name
             self.lanes.add(lease.lane)
@@ -147,7 +149,9 @@ class Watched:
 
     def submit(self, messages: Sequence[Message]) -> None: ...
 
-    async def adopt(self, leases: Sequence[Lease]) -> None: ...
+    async def adopt(self, leases: Sequence[Lease]) -> None:
+        await asyncio.sleep(0)  # as a query does
+        self.adopted.update(leases)
 
     async def drained(self, lease: Lease) -> None: ...
 
@@ -197,3 +201,36 @@ async def test_the_lanes_of_a_pod_that_leaves_go_to_the_others(outbox: Outbox) -
         both[0][2].cancel()
         await settled(both[1:])
         both[1][2].cancel()
+
+
+async def test_the_deadline_counts_from_before_the_renewal_was_sent(outbox: Outbox) -> None:
+    """The answer may be late; the server's clock began when the statement ran, not when we heard of it (rule 1)."""
+    async with pod(outbox) as one, connected(outbox.admin_dsn) as locking:
+        user = Watched("a", {})
+        ownership = Ownership("a", one.leases, user, user, Leases(ttl_seconds=9.0, margin_seconds=1.0), Metrics())
+        await ownership._beat()
+        loop = asyncio.get_running_loop()
+        async with locking.transaction():
+            await locking.execute(outbox.names.format("LOCK TABLE {member}"))
+            ownership.renew()
+            sent = loop.time()
+            beat = asyncio.create_task(ownership._beat())
+            await until(lambda: blocked(locking))
+            await asyncio.sleep(0.1)  # the answer's delay
+        await beat
+        assert sent + 8.0 <= ownership._deadline < sent + 8.05
+
+
+async def test_past_the_deadline_nothing_is_used(outbox: Outbox) -> None:
+    """The database does not answer: every lane is given up and marked lost before the others may take it."""
+    async with pod(outbox) as one, asyncio.TaskGroup() as group:
+        reading: dict[int, str] = {}
+        ownership, user, task = start(one, reading, group)
+        await settled([(ownership, user, task)])
+        leases = list(ownership._owned.values())
+        ownership._deadline = asyncio.get_running_loop().time()
+        async with asyncio.timeout(10):
+            while reading:  # noqa: ASYNC110  # the watch runs by the clock
+                await asyncio.sleep(0.01)
+        assert all(lease.lost for lease in leases)
+        task.cancel()
