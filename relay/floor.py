@@ -44,22 +44,23 @@ class Sample:
 class Horizon:
     """The highest number up to which no open transaction can bring in a row any more.
 
-    `stable` may be used by a read that *starts* after it was returned.
+    `stable` may be used by a read that *starts* after it was returned, and only if `server` is who answers it:
+    a promoted standby gives the same numbers out again.
     """
 
-    __slots__ = ("_candidate", "_server", "_waiting", "stable")
+    __slots__ = ("_candidate", "_waiting", "server", "stable")
 
     def __init__(self) -> None:
         self.stable = 0
-        self._server = ""
+        self.server = ""
         self._candidate = 0
         self._waiting: frozenset[str] = frozenset()
 
     def observe(self, sample: Sample) -> bool:
         """Take a durable sample. Returns False when the server changed: the caller resets its floors."""
-        if sample.server != self._server:
-            first = self._server == ""
-            self._server = sample.server
+        if sample.server != self.server:
+            first = self.server == ""
+            self.server = sample.server
             self.stable = 0
             self._candidate, self._waiting = sample.last_value, frozenset(sample.holders)
             self._promote(sample)

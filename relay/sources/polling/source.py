@@ -161,7 +161,7 @@ class PollingSource:
         if not lanes:
             return 0, False
         cursors = self._cursors(lanes, min(events, self._options.read_events_max, max(int(size / self._mean_size), 1)))
-        stable = self._horizon.stable
+        stable, stable_on = self._horizon.stable, self._horizon.server
         for lane in lanes:
             lane.begin()
         try:
@@ -175,6 +175,8 @@ class PollingSource:
             self.on_connection(None)
         if any(cursor.lease.server != page.mark.server for cursor in cursors):
             return self._foreign(lanes)
+        if page.mark.server != stable_on:
+            stable = 0  # the lanes were claimed on this server, the horizon is still another one's
         new, full = [], False
         for lane, cursor in zip(lanes, cursors, strict=True):
             rows = page.rows.get(lane.lease, ())
