@@ -29,10 +29,14 @@ class Chaos:
         end = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < end:
             await asyncio.sleep(self._rng.uniform(0.3, 1.7) * self._pause)
-            await self._hurt(self._rng.choice([pod for pod in self._pods.running if not pod.frozen]))
+            if upright := self._upright():
+                await self._hurt(self._rng.choice(upright))
         await asyncio.gather(*self._thawing)
-        for pod in self._pods.running:
+        for pod in self._upright():
             await pod.ready()
+
+    def _upright(self) -> list[Pod]:
+        return [pod for pod in self._pods.running if not pod.frozen and not pod.leaving]
 
     async def _hurt(self, pod: Pod) -> None:
         what = self._rng.choice(("kill", "kill", "freeze", "freeze", "terminate"))
@@ -41,7 +45,7 @@ class Chaos:
             # A replacement only for the last one, so that somebody can take its lanes over.
             pod.freeze()
             self._thawing.add(asyncio.create_task(self._thaw_later(pod)))
-            if all(other.frozen for other in self._pods.running):
+            if not self._upright():
                 await self._pods.launch(self._settings)
             return
         if what == "kill":

@@ -119,7 +119,8 @@ class Pod(Server):
         super().__init__()
         self.settings = merged({"http": {"bind": f"{self.host}:{self.port}"}}, settings)
         self.frozen = False
-        self.killed = False
+        self.leaving = False
+        """It was sent SIGTERM; a second one would end it at once."""
 
     def prepare(self) -> None:
         """Write relay.toml."""
@@ -141,12 +142,8 @@ class Pod(Server):
 
     def terminate(self) -> None:
         """SIGTERM, and do not wait."""
+        self.leaving = True
         os.kill(self.pid, signal.SIGTERM)
-
-    def kill9(self) -> None:
-        """SIGKILL and the end."""
-        self.killed = True
-        super().kill9()
 
     def freeze(self) -> None:
         """SIGSTOP."""
@@ -292,7 +289,8 @@ class Pods:
         """SIGTERM to all, and every one must end with 0."""
         pods = self.running
         for pod in pods:
-            pod.terminate()
+            if not pod.leaving:
+                pod.terminate()
         assert [await pod.exit_code() for pod in pods] == [0] * len(pods)
 
     def close(self) -> list[str]:

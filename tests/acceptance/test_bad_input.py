@@ -27,8 +27,6 @@ REFUSED = "postgresql://relay:secret%40word@127.0.0.1:{port}/shop"
 MISTAKES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "a near miss in a section": ({"database": {"dns": "x"}}, "run", ["[database]", "dns", "did you mean `dsn`"]),
     "an unknown section": ({"datbase": {"dsn": "x"}}, "run", ["datbase", "database"]),
-    "a wrong type": ({"retry": {"attempts_max": "many"}}, "run", ["[retry] attempts_max"]),
-    "no sink": ({"sinks": {}}, "run", ["sink"]),
     "an unknown kind of sink": ({"sinks": {"main": {"type": "reddis"}}}, "run", ["reddis", "redis"]),
     "an option that the sink does not have": (
         {"sinks": {"main": {"type": "redis", "ulr": "redis://h/0"}}}, "run", ["sinks.main", "url"],

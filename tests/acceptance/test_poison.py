@@ -76,11 +76,6 @@ async def test_a_retried_dead_letter_comes_in_order_before_what_waited_for_it(
         listed = await asyncio.to_thread(relay_command, tmp_path, "dead-letters", "list", "--json", settings=settings)
         assert listed.returncode == 0, listed.stderr
         assert all(event in listed.stdout for event in ids[10:15])
-        shown = await asyncio.to_thread(
-            relay_command, tmp_path, "dead-letters", "show", "--id", ids[10], settings=settings
-        )
-        assert "rout" in shown.stdout.lower(), shown
-
         retry = "dead-letters", "retry", "--all"
         assert (await asyncio.to_thread(relay_command, tmp_path, *retry, settings=settings)).returncode == 0
         again = await dead_letters(outbox, 5)
