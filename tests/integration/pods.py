@@ -124,6 +124,22 @@ async def blocked(observer: asyncpg.Connection[Any]) -> bool:
     )
 
 
+class Timer:
+    """A bell that never rings: the tests do not run the source's loop."""
+
+    async def busy(self) -> None: ...
+
+    async def sleep(self) -> bool:
+        return False
+
+    async def wake(self) -> None: ...
+
+    async def wait(self, seconds: float) -> str:
+        return "timeout"
+
+    def ring(self) -> None: ...
+
+
 class Sink:
     """Stands for the pipeline: takes everything, and settles it at once unless `settles` is off."""
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.pods import Pod, Sink, connected, lane_of, pod, publish, source_of
+from tests.integration.pods import Pod, Sink, Timer, connected, lane_of, pod, publish, source_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from tests.outbox import Outbox
 
 INSERT = "INSERT INTO {outbox} (topic, key) VALUES ('t', $1)"
-
-
-class Timer:
-    """A bell that never rings: the tests do not run the source's loop."""
-
-    async def busy(self) -> None: ...
-
-    async def sleep(self) -> bool:
-        return False
-
-    async def wake(self) -> None: ...
-
-    async def wait(self, seconds: float) -> str:
-        return "timeout"
-
-    def ring(self) -> None: ...
 
 
 @dataclass

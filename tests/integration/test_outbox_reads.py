@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from relay.demo.servers import Postgres
 from relay.sources.polling.contracts import Cursor
 from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Lease
 from tests.conftest import running
-from tests.integration.pods import connected, lane_of, pod, publish
+from tests.integration.pods import Timer, connected, lane_of, pod, publish, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from relay.types import Message
     from tests.outbox import Outbox, OutboxFactory
 
 
@@ -215,3 +217,43 @@ async def test_a_read_returns_only_what_a_crash_cannot_take_back(
             page = await one.reader.read([Cursor(lease, 0, 9)])
             assert await observer.fetchval("SELECT pg_current_wal_flush_lsn() >= $1::text::pg_lsn", written)
             assert len(page.rows[lease]) == number
+
+
+async def test_the_source_hands_on_only_what_a_crash_cannot_take_back(
+    postgres_with_a_lazy_wal_writer: Postgres, outbox_factory: OutboxFactory
+) -> None:
+    """Also when the floor has risen over numbers, and a flush for them is left out; a look at the locks flushes too."""
+    outbox = outbox_factory(server=postgres_with_a_lazy_wal_writer)
+    async with pod(outbox) as one, connected(outbox.app_dsn) as app, connected(outbox.admin_dsn) as observer:
+        source, sink, _ = source_of(one, Timer())
+        source.gain((await one.join()).values())
+        await app.execute("SET synchronous_commit = off")
+        flushed: list[bool] = []
+        submit = sink.submit
+
+        async def insert() -> str:
+            await app.execute(outbox.names.format("INSERT INTO {outbox} (topic, key) VALUES ('t', 'k')"))
+            return str(await observer.fetchval("SELECT pg_current_wal_insert_lsn()::text"))
+
+        is_flushed = "SELECT pg_current_wal_flush_lsn() >= $1::text::pg_lsn"
+        for _ in range(5):
+            written = await insert()
+            assert not await observer.fetchval(is_flushed, written)
+            with psycopg.connect(outbox.admin_dsn, autocommit=True) as at_once:
+
+                def look(messages: Sequence[Message]) -> None:
+                    flushed.extend(
+                        at_once.execute(is_flushed.replace("$1", "%s").encode(), [written]).fetchone() == (True,)  # noqa: B023
+                        for _ in messages
+                    )
+                    submit(messages)
+
+                sink.submit = look  # type: ignore[method-assign]
+                for _ in range(2):
+                    source._sampled_at = -1e9
+                    await source._read(100, 1_000_000)
+                    await sink.settled()
+        assert flushed == [True] * 5
+        written = await insert()
+        await one.reader.holders()
+        assert await observer.fetchval(is_flushed, written)
