@@ -61,6 +61,9 @@ _OWNERSHIP_SILENCE_SECONDS: Final = 150.0
 _CLOSE_SECONDS: Final = 3.0
 _HAND_OVER_SHARE: Final = 0.75
 """Of the grace period, for what is in flight; the rest is for giving the lanes back and closing."""
+_LEAVE_SHARE: Final = 0.85
+"""Of the grace period, until the lanes are given back: a database that says nothing must not hold up a stop."""
+_GOODBYE_SHARE: Final = 0.1
 
 
 def run(config: Config) -> int:
@@ -226,14 +229,15 @@ class Service:
         self.health.drain()
         source.stop()
         try:
-            await ownership.leave(self.grace_seconds * _HAND_OVER_SHARE)
-        except SourceUnavailable as error:
-            _log.warning("lanes could not be handed over, they are free after the ttl", error=str(error))
+            async with asyncio.timeout(self.grace_seconds * _LEAVE_SHARE):
+                await ownership.leave(self.grace_seconds * _HAND_OVER_SHARE)
+        except (SourceUnavailable, TimeoutError) as error:
+            _log.warning("lanes could not be handed over, they are free after the ttl", error=repr(error))
 
     async def _say_goodbye(self, leases: PostgresLeases) -> None:
         """Also after a failure: other pods should not have to wait for the ttl."""
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(min(_CLOSE_SECONDS, self.grace_seconds * _GOODBYE_SHARE)):
                 await leases.leave()
         except (RelayError, TimeoutError):
             pass

@@ -7,6 +7,7 @@ each call is an explicit transaction that starts by setting what it needs (FIELD
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -29,6 +30,8 @@ _log = get_logger(__name__)
 _CONNECTIONS_MAX: Final = 5
 """Reading, settling, deciding, heartbeat and a metrics query at once; idle ones are closed."""
 _IDLE_SECONDS: Final = 120.0
+_ROLL_BACK_SECONDS: Final = 5.0
+"""A server that has just let a statement run into its timeout may be gone: ending the session rolls back as well."""
 _EPOCH_US: Final = 946_684_800_000_000
 """2000-01-01, PostgreSQL's own epoch, in microseconds since the Unix epoch."""
 _INFINITY: Final = 2**63 - 1
@@ -122,6 +125,9 @@ class Pool:
                     except asyncpg.InternalClientError:
                         connection.terminate()  # or the next call would be given the same one
                         raise
+                    except asyncio.CancelledError:
+                        connection.terminate()  # asyncpg would wait for the server's word on it: a stop must not
+                        raise
             except (asyncpg.ReadOnlySQLTransactionError, asyncpg.ObjectNotInPrerequisiteStateError):
                 # This server is not the primary any more, and neither is it for the other connections.
                 await self._pool.expire_connections()
@@ -132,6 +138,8 @@ class Pool:
         await connection.execute(self._begin if self.pooled else "BEGIN")
         try:
             yield
+        except asyncio.CancelledError:
+            raise  # `_use` drops the connection, and the server rolls back
         except BaseException:
             await _roll_back(connection)
             raise
@@ -152,7 +160,8 @@ async def _roll_back(connection: Connection) -> None:
     if connection.is_closed():
         return
     try:
-        await connection.execute("ROLLBACK")
+        async with asyncio.timeout(_ROLL_BACK_SECONDS):
+            await connection.execute("ROLLBACK")
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):
         connection.terminate()
 

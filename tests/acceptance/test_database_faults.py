@@ -18,6 +18,7 @@ from tests.servers.postgres import Database
 
 if TYPE_CHECKING:
     from tests.acceptance.pods import Pods
+    from tests.conftest import MakeProxy
     from tests.outbox import Outbox, OutboxFactory
     from tests.servers.postgres import Postgres
     from tests.servers.redis import Valkey
@@ -48,6 +49,23 @@ async def test_a_database_that_crashes_under_load_costs_nothing_but_time(
         await consumer.drain()
         judge(load.ledger, consumer).assert_kept()
     assert_at_rest(outbox)
+
+
+async def test_sigterm_while_the_database_is_silent_ends_inside_the_grace_period(
+    outbox: Outbox, pods: Pods, valkey: Valkey, proxy: MakeProxy
+) -> None:
+    """Connections stay open and nothing comes back, as after a cut in the network: every call that waits is given up."""
+    wall = await proxy(outbox.server.host, outbox.server.port)
+    database = {"dsn": outbox.relay_dsn.replace(f":{outbox.server.port}/", f":{wall.port}/")}
+    settings = settings_for(outbox, valkey, database=database, pipeline={"grace_seconds": 4.0})
+    pod = await pods.start(settings)
+    await pod.ready()
+    wall.swallow_replies()
+    seen = wall.bytes_swallowed
+    await wall.wait_until(lambda: wall.bytes_swallowed > seen)
+    began = time.monotonic()
+    assert await pod.stopped() == 0
+    assert time.monotonic() - began < 4.0 + 2.0
 
 
 async def test_a_terminated_listener_listens_again_and_reads_at_once(

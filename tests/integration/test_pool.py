@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,6 +68,17 @@ async def run(pool: Pool, *statements: str, error: type[Exception] | None = None
             await connection.execute(statement)
         if error is not None:
             raise error
+
+
+async def again(pool: Pool) -> None:
+    """The pool works, after at most a failure for each connection that was cut."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert await one(pool, "SELECT 1") == 1
+                return
+            except SourceUnavailable:
+                pass
 
 
 async def one(pool: Pool, sql: str, *arguments: Any) -> Any:
@@ -139,6 +151,25 @@ async def test_a_cancelled_call_leaves_no_transaction_behind(outbox: Outbox) -> 
         assert outbox.execute("SELECT name FROM {checkpoint}") == [("kept",)]
         idle = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{outbox.name}' AND state LIKE 'idle in%'"
         assert outbox.execute(idle) == [(0,)]
+
+
+async def test_a_cancelled_call_does_not_wait_for_a_server_that_is_silent(outbox: Outbox, proxy: MakeProxy) -> None:
+    """The path to the server swallows everything: a stop ends in its grace period all the same (promise 7)."""
+    wall = await proxy(outbox.server.host, outbox.server.port)
+    section = Database.model_validate({"dsn": f"postgresql://{RELAY}@{wall.host}:{wall.port}/{outbox.name}"})
+    async with opened(section) as pool:
+        await pool.fetch("SELECT 1")
+        wall.swallow_replies()
+        for call in (run, one):
+            seen = wall.bytes_swallowed
+            task = asyncio.create_task(call(pool, "SELECT 1"))
+            await wall.wait_until(partial(lambda seen: wall.bytes_swallowed > seen, seen))
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=5)
+            assert done, "a cancelled call waits for the server"
+            await wall.heal()
+            await again(pool)
+            wall.swallow_replies()
 
 
 # --- errors ----------------------------------------------------------------------------------------
