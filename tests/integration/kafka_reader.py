@@ -19,47 +19,56 @@ READ_SECONDS_MAX = 20.0
 async def create_topic(kafka: Kafka, name: str, *, partitions: int = 1, **config: object) -> str:
     """Create a topic and wait until the broker's metadata has it: that comes a moment after the creation."""
     await kafka.create_topic(name, partitions=partitions, **config)
-    client = AIOKafkaClient(bootstrap_servers=kafka.bootstrap_servers)
-    await client.bootstrap()
-    try:
-        async with asyncio.timeout(READ_SECONDS_MAX):
-            await client.set_topics([name])
-            while len(client.cluster.available_partitions_for_topic(name) or ()) < partitions:
-                await client.force_metadata_update()
-    finally:
-        await client.close()
+    async with asyncio.timeout(READ_SECONDS_MAX):
+        while len(await _partitions(kafka, name)) < partitions:
+            pass
     return name
 
 
 async def records_of(kafka: Kafka, topic: str, count: int) -> list[Any]:
     """All records of a topic, by partition and offset. Waits until there are at least `count`."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap_servers, max_partition_fetch_bytes=64_000_000)
+    numbers = await _partitions(kafka, topic)
+    partitions = [TopicPartition(topic, number) for number in numbers]
+    # Only `assign` and `earliest`: after a subscription or with `latest` it may begin at the end and read nothing.
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=kafka.bootstrap_servers,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=64_000_000,
+    )
+    consumer.assign(partitions)
     await consumer.start()
+    records: dict[TopicPartition, list[Any]] = {partition: [] for partition in partitions}
     try:
         async with asyncio.timeout(READ_SECONDS_MAX):
-            partitions = [TopicPartition(topic, number) for number in await _partitions(consumer, topic)]
-            consumer.assign(partitions)
-            await consumer.seek_to_beginning(*partitions)
-            return await _read(consumer, partitions, count)
+            while True:
+                await _read_to_the_end(consumer, records)
+                everything = [record for partition in partitions for record in records[partition]]
+                if len(everything) >= count:
+                    return everything
+    except TimeoutError:
+        found = {partition.partition: len(read) for partition, read in records.items()}
+        raise AssertionError(f"{topic}: {count} records expected, {found} found by partition") from None
     finally:
         await consumer.stop()
 
 
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    consumer.subscribe([topic])
-    while not (numbers := consumer.partitions_for_topic(topic)):
-        await consumer._client.force_metadata_update()
-    consumer.unsubscribe()
-    return sorted(numbers)
+async def _partitions(kafka: Kafka, topic: str) -> list[int]:
+    """Numbers of the partitions that have a leader."""
+    client = AIOKafkaClient(bootstrap_servers=kafka.bootstrap_servers)
+    await client.bootstrap()
+    try:
+        await client.set_topics([topic])
+        return sorted(client.cluster.available_partitions_for_topic(topic) or ())
+    finally:
+        await client.close()
 
 
-async def _read(consumer: AIOKafkaConsumer, partitions: list[TopicPartition], count: int) -> list[Any]:
-    records: dict[TopicPartition, list[Any]] = {partition: [] for partition in partitions}
-    while True:
-        ends = await consumer.end_offsets(partitions)
-        while not all([await consumer.position(partition) >= ends[partition] for partition in partitions]):
-            for partition, more in (await consumer.getmany(timeout_ms=200)).items():
-                records[partition] += more
-        everything = [record for partition in partitions for record in records[partition]]
-        if len(everything) >= count:
-            return everything
+async def _read_to_the_end(consumer: AIOKafkaConsumer, records: dict[TopicPartition, list[Any]]) -> None:
+    ends = await consumer.end_offsets(list(records))
+    while any(
+        len(read) == 0 or read[-1].offset + 1 < ends[partition]
+        for partition, read in records.items()
+        if ends[partition]
+    ):
+        for partition, more in (await consumer.getmany(timeout_ms=200)).items():
+            records[partition] += more

@@ -92,6 +92,20 @@ def test_wrong_names_take_bounded_memory() -> None:
     assert topics["there"].failure is None
 
 
+def test_a_partition_is_never_begun_twice(clock: Clock) -> None:
+    """It would repeat sequence numbers, and the broker confirm without writing: it survives stale and failed metadata."""
+    topics = Topics(60)
+    topics.update([info("t", 3)])
+    before = list(topics["t"].partitions)
+    topics.update([info("t", 1)])
+    assert topics["t"].partitions == before[:1]
+    topics.update([info("t", 0, code=3)])
+    for number in range(5_000):
+        topics.update([info(f"missing{number}", 0, code=3)])
+    topics.update([info("t", 3)])
+    assert topics["t"].partitions == before
+
+
 def test_keyless_batches_take_turns_over_partitions_that_have_a_leader() -> None:
     """A partition without one gets nothing while there are others."""
     topic = Topic("t")

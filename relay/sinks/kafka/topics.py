@@ -89,16 +89,24 @@ class Partition:
 class Topic:
     """A topic: its partitions, or the outcome of whatever is sent to it now."""
 
-    __slots__ = ("_available", "_turns", "batch_bytes", "failure", "name", "partitions", "valid_until")
+    __slots__ = ("_available", "_known", "_turns", "batch_bytes", "failure", "name", "partitions", "valid_until")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.partitions: list[Partition] = []
+        # Never forgotten while the producer id lives: a partition that began again at epoch 0 and sequence 0 would
+        # be taken by the broker for its first batch sent again, and confirmed without being written.
+        self._known: list[Partition] = []
         self.failure: Outcome | None = None
         self.valid_until = 0.0
         self.batch_bytes = BATCH_BYTES
         self._available: list[Partition] = []
         self._turns: Iterator[int] = count()
+
+    @property
+    def is_only_a_name(self) -> bool:
+        """Whether nothing was ever sent to it."""
+        return not self._known
 
     def next_partition(self) -> Partition:
         """The partition of the keyless messages of one batch: each in turn, if it has a leader."""
@@ -117,10 +125,10 @@ class Topic:
             self.valid_until = now + _FAILED_FOR_SECONDS
             return
         for number, leader in info.partitions:
-            while number >= len(self.partitions):
-                self.partitions.append(Partition(self, len(self.partitions)))
-            self.partitions[number].leader = leader
-        del self.partitions[len(info.partitions) :]
+            while number >= len(self._known):
+                self._known.append(Partition(self, len(self._known)))
+            self._known[number].leader = leader
+        self.partitions = self._known[: len(info.partitions)]
         self._available = [partition for partition in self.partitions if partition.leader >= 0]
         self.failure = None
         self.batch_bytes = BATCH_BYTES
@@ -166,7 +174,7 @@ class Topics:
 
     def _forget_failed(self) -> None:
         """Bound the memory that wrong names can take."""
-        failed = [name for name, topic in self._topics.items() if topic.failure is not None]
+        failed = [name for name, topic in self._topics.items() if topic.failure is not None and topic.is_only_a_name]
         if len(failed) >= _FAILED_MAX:
             for name in failed:
                 del self._topics[name]
