@@ -17,8 +17,12 @@ READ_SECONDS_MAX = 20.0
 
 
 async def create_topic(kafka: Kafka, name: str, *, partitions: int = 1, **config: object) -> str:
-    """Create a topic and wait until the broker's metadata has it: that comes a moment after the creation."""
-    await kafka.create_topic(name, partitions=partitions, **config)
+    """Create a topic and wait until the broker's metadata has it: that comes a moment after the creation.
+
+    Without retention: it counts from the records' timestamps, and those of tests are long ago, so that a
+    cleaner, half a minute after the broker's start, would take away what the test is about to read.
+    """
+    await kafka.create_topic(name, partitions=partitions, **{"retention_ms": -1, **config})
     async with asyncio.timeout(READ_SECONDS_MAX):
         while len(await _partitions(kafka, name)) < partitions:
             pass
