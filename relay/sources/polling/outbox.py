@@ -47,6 +47,9 @@ _MICROSECONDS: Final = """
             WHEN isfinite({0}) THEN (extract(epoch FROM {0}) * 1000000)::bigint
             WHEN {0} > 'epoch' THEN 9223372036854775807 ELSE -9223372036854775808 END"""
 
+# Of one lane, but not said with `lane = ...`: then the primary key would give the same order, and statistics of one hot
+# key promise rows of every lane right at its start. Each empty lane would walk over the whole backlog.
+#
 # Before its first use a sequence shows the number that it *will* give out: is_called tells.
 _READ: Final = f"""
 SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
@@ -58,8 +61,8 @@ SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
        SELECT *, CASE WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
                       ELSE octet_length(payload{{as_text}}) END AS bytes
          FROM {{outbox}}
-        WHERE lane = c.lane AND seq > c.floor AND published_at IS NULL
-        ORDER BY seq LIMIT c.rows) o
+        WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL
+        ORDER BY lane, seq LIMIT c.rows) o
  UNION ALL
 SELECT last_value - (NOT is_called)::int, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
        (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL, NULL, NULL
@@ -96,8 +99,8 @@ _CACHE: Final = "SELECT seqcache = 1 AND seqincrement = 1 AS ordered FROM pg_seq
 _BELOW: Final = """
 SELECT c.lane, o.seq FROM unnest($1::smallint[], $2::bigint[], $3::int[]) AS c (lane, floor, rows)
  CROSS JOIN LATERAL (
-       SELECT seq FROM {outbox} WHERE lane = c.lane AND seq <= c.floor AND published_at IS NULL
-        ORDER BY seq LIMIT c.rows) o
+       SELECT seq FROM {outbox} WHERE (lane, seq) <= (c.lane, c.floor) AND lane >= c.lane AND published_at IS NULL
+        ORDER BY lane, seq LIMIT c.rows) o
 """
 
 
