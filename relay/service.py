@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from relay import __version__
@@ -213,7 +214,12 @@ class Service:
             "budget": self._show_budget(pipeline),
         }
         if config.database.partitioned:
-            loops["partitions"] = keep_ahead(pool.transaction, names)
+            loops["partitions"] = keep_ahead(
+                pool.transaction,
+                names,
+                step=config.database.partition_range,
+                ahead=timedelta(days=config.database.partitions_ahead_days),
+            )
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work, name=name) for name, work in loops.items()]
@@ -260,7 +266,10 @@ class Service:
             else:
                 if name not in self._down:  # it answers a ping and takes nothing: publishing decides
                     self.health.sink_up(name)
-            await asyncio.sleep(_PING_UP_SECONDS if self.health.sinks[name].up else _PING_DOWN_SECONDS)
+            state = self.health.sinks[name]
+            self.metrics.sink(name).up.set(state.up)
+            self.metrics.sink(name).misconfigured.set(state.misconfigured)
+            await asyncio.sleep(_PING_UP_SECONDS if state.up else _PING_DOWN_SECONDS)
 
     def _sink_changed(self, name: str, circuit: Circuit) -> None:
         if circuit.is_open:

@@ -95,12 +95,18 @@ async def list_partitions(connection: asyncpg.Connection[Any], names: Names) -> 
     return [Partition(**dict(row)) for row in await connection.fetch(names.format(_LIST))]
 
 
-async def keep_ahead(acquire: Callable[[], AbstractAsyncContextManager[Any]], names: Names) -> None:
+async def keep_ahead(
+    acquire: Callable[[], AbstractAsyncContextManager[Any]],
+    names: Names,
+    *,
+    step: Literal["day", "week"],
+    ahead: timedelta,
+) -> None:
     """Make partitions ahead of time until cancelled: now, and every few hours. Any number of pods may do it."""
     while True:
         try:
             async with acquire() as connection:
-                made = await ensure_ahead(connection, names)
+                made = await ensure_ahead(connection, names, step=step, ahead=ahead)
             if made:
                 _log.info("partitions made", names=made)
         except (SourceUnavailable, asyncpg.LockNotAvailableError) as error:

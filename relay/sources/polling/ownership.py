@@ -157,7 +157,10 @@ class Ownership:
 
     def _hand_over(self, view: Membership) -> None:
         staying = [lane for lane, lease in self._owned.items() if lease not in self._leaving]
-        for lane in surplus(staying, target(self._pod, view.members)):
+        given = surplus(staying, target(self._pod, view.members))
+        if given:
+            _log.info("handing lanes over", lanes=len(given), staying=len(staying) - len(given), pods=len(view.members))
+        for lane in given:
             lease = self._owned[lane]
             self._leaving.add(lease)
             task = asyncio.create_task(self._release(lease), name=f"hand over lane {lane}")
@@ -213,7 +216,7 @@ class Ownership:
         except SourceUnavailable:
             pass  # the next claim takes it, ours or another pod's: nobody reads it meanwhile
         else:
-            _log.info("lane handed over", lane=lease.lane)
+            _log.debug("lane handed over", lane=lease.lane)
 
     async def _settle_down(self, lease: Lease) -> None:
         await self._user.quiet(lease)
