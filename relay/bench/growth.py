@@ -6,7 +6,6 @@ copies it from a side table: so a thousand events can be measured as well as a m
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from relay.bench.contender import relay
 from relay.bench.databases import connected, filled
 from relay.bench.ports import free_port
 from relay.bench.report import Report, Table
+from relay.bench.watch import Watch
 from relay.bench.workload import Workload
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "appearing", "growth"]
 
-_LOOK_SECONDS: Final = 0.005
 _ASIDE: Final = """
 CREATE TABLE aside AS SELECT id, topic, key, payload, headers, seq FROM outbox ORDER BY seq;
 TRUNCATE outbox
 """
 _APPEAR: Final = "INSERT INTO outbox (id, topic, key, payload, headers) SELECT id, topic, key, payload, headers FROM aside ORDER BY seq"
-_PENDING: Final = "SELECT EXISTS (SELECT FROM outbox WHERE published_at IS NULL)"
 _COLUMNS = ("case", "events/s", "relay CPU µs/event", "server's CPU µs/event", "both", "of the first", "peak RSS MB")
 
 
@@ -98,13 +96,12 @@ async def _drain(connection: asyncpg.Connection[Any], running: Running) -> Cost:
     transaction = connection.transaction()
     await transaction.start()
     inserted = await connection.execute(_APPEAR, timeout=None)
+    watch = await Watch.on(connection)
     await sessions.begin()
     cpu = running.cpu_seconds()
     await transaction.commit()
     began = time.monotonic()
-    while await connection.fetchval(_PENDING):
-        running.check()
-        await asyncio.sleep(_LOOK_SECONDS)
+    await watch.last_settled(running)
     return Cost(
         int(inserted.split()[-1]),
         time.monotonic() - began,

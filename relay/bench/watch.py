@@ -81,13 +81,17 @@ class Watch:
             raise TooFew("everything was settled before the first look: take more --events")
         return await self._rest(running, events, first_at - running.started_at)
 
+    async def last_settled(self, running: Running) -> None:
+        """Wait until nothing is left."""
+        while await self._pending(self._last) or await self._connection.fetchval(_ANY):
+            running.check()
+            await asyncio.sleep(_LOOK_SECONDS)
+
     async def _rest(self, running: Running, events: int, first_event_seconds: float) -> Drain:
         sessions = Sessions(self._connection)
         await sessions.begin()
         began, cpu = time.monotonic(), running.cpu_seconds()
-        while await self._pending(self._last) or await self._connection.fetchval(_ANY):
-            running.check()
-            await asyncio.sleep(_LOOK_SECONDS)
+        await self.last_settled(running)
         seconds, cpu_seconds = time.monotonic() - began, running.cpu_seconds() - cpu
         return Drain(
             events, seconds, cpu_seconds, await sessions.seconds(), first_event_seconds, running.rss_mb(peak=True)
