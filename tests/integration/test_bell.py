@@ -253,7 +253,7 @@ async def test_no_event_waits_for_the_fallback(outbox: Outbox) -> None:
             sinks.append((sink, metrics))
             lanes.append(owned)
             tasks.append(group.create_task(source.run()))
-        for number in range(1, 21):
+        for number in range(1, 13):
             if number % 4 == 0:
                 await until(partial(all_asleep, [metrics for _, metrics in sinks]))
             else:

@@ -62,7 +62,7 @@ class Model(RuleBasedStateMachine):
         assert self.horizon.stable == self.last_value
 
 
-Model.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Model.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestHorizon = Model.TestCase
 
 

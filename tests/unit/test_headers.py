@@ -40,7 +40,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 def test_no_header_is_lost_or_changed(values: dict[str, object]) -> None:
     """Whatever is in the column: a text or null for each name, and the JSON texts mean the same as before."""

@@ -104,7 +104,7 @@ class Model(RuleBasedStateMachine):
         assert not self.holds
 
 
-Model.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Model.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestHolds = Model.TestCase
 
 

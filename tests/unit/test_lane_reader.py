@@ -109,7 +109,7 @@ class Model(RuleBasedStateMachine):
         assert sorted(self.returned) == list(range(1, self.numbers + 1))
 
 
-Model.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Model.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestLaneReader = Model.TestCase
 
 
