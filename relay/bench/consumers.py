@@ -31,8 +31,10 @@ async def consuming(target: Target) -> AsyncIterator[Seen]:
     try:
         yield seen
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        # Seen once with redis-py: a cancellation that met the end of a blocking read was swallowed, and the loop went on.
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=1)
 
 
 async def _redis(target: Target, seen: Seen, ready: asyncio.Event) -> None:
