@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from relay.retry import Backoff
 
 __all__ = ["Admission", "Circuit"]
+
+_PROBE_SECONDS: Final = 0.25
+"""Between looks at a probe that is on its way: to a sink that swallows everything it takes until its deadline."""
 
 
 class Admission(Enum):
@@ -44,8 +47,12 @@ class Circuit:
         return self.down_since is not None
 
     def pause(self) -> float:
-        """Seconds until the next probe is allowed; 0 when the circuit is closed or a probe is due."""
-        return max(self._retry_at - asyncio.get_running_loop().time(), 0.0) if self.is_open else 0.0
+        """Seconds until it is worth asking again; 0 when the circuit is closed or a probe is due."""
+        if not self.is_open:
+            return 0.0
+        if self._probing:
+            return _PROBE_SECONDS
+        return max(self._retry_at - asyncio.get_running_loop().time(), 0.0)
 
     async def admit(self, give_up_at: float | None = None) -> Admission:
         """Wait until publishing is allowed. GIVE_UP once the loop's time reaches `give_up_at` first."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drainer"]
 
-_HEADS_MAX: Final = 64
+_HEADS_MAX: Final = 128
 _FOLLOWERS_MAX: Final = 64
 _LOOK_SECONDS: Final = 5.0
 """Between looks when nothing of ours is known to be due: a retried dead letter is noticed within it."""
@@ -53,12 +53,16 @@ class Drainer:
         await self._pipe.list_held()
         leases = self._own()
         due = await self._pipe.next_due(leases) if leases else None
-        pause = min(_LOOK_SECONDS, due) if due is not None else _LOOK_SECONDS
-        if self._pipe.circuit.is_open:
-            pause = max(pause, self._pipe.circuit.pause())
-        if pause > 0:
+        await self._wait(min(_LOOK_SECONDS, due) if due is not None else _LOOK_SECONDS)
+        # During an outage something is parked all the time, which is no reason to try a row before the circuit would.
+        while (pause := self._pipe.circuit.pause()) > 0:
+            self._pipe.parked.clear()
+            await self._wait(pause)
+
+    async def _wait(self, seconds: float) -> None:
+        if seconds > 0:
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(seconds):
                     await self._pipe.parked.wait()
             except TimeoutError:
                 pass

@@ -65,7 +65,12 @@ class Holds:
         return lane.state(message.key) if lane else HoldState.FREE
 
     def hold(self, lease: Lease, key: str | None) -> None:
-        """Park what comes for this key from now on; None: for every key of the lane."""
+        """Park what comes for this key from now on; None: for every key of the lane.
+
+        Nothing for a lane that is lost: its events are dropped, and nobody would free its keys.
+        """
+        if lease.lost:
+            return
         lane = self._lanes.setdefault(lease, LaneHolds())
         if key is None:
             lane.whole = True
@@ -74,7 +79,9 @@ class Holds:
             lane.keys[key] = HoldState.HELD
 
     def close(self, lease: Lease, key: str) -> None:
-        """All rows of the key are on their way: let new events wait."""
+        """All rows of the key are on their way: let new events wait. Nothing for a lane that is lost."""
+        if lease.lost:
+            return
         self._lanes.setdefault(lease, LaneHolds()).keys[key] = HoldState.CLOSING
 
     def wait(self, message: Message) -> None:

@@ -85,6 +85,7 @@ class Pipe:
         self.requeue: Callable[[Sequence[Message]], None] = lambda _messages: None
         """Gives messages back to the front of their workers' queues; set by whoever makes the workers."""
         self._reopened = 0
+        self._still_full: Lease | None = None
         self._parking, self._decisions = parking, decisions
         self._target, self._on_change = target, on_change
 
@@ -184,18 +185,17 @@ class Pipe:
         """Park events that failed; their keys are held already.
 
         And once more under the lock: a run of the same key (a dead letter that somebody retried) may have
-        freed it in between.
+        freed it in between, or a list of the lane's held keys that does not have it yet.
         """
         async with self.lock:
-            for entry in entries:
-                if entry.message.key is not None and entry.message.lease is not None:
-                    self.holds.hold(entry.message.lease, entry.message.key)
+            self._hold([entry.message for entry in entries])
             await self._decisions.park(self.name, entries)
         self.parked.set()
 
     async def bury(self, entries: Sequence[Burial]) -> None:
-        """Write dead letters of events that came directly."""
+        """Write dead letters of events that came directly. Keys that they hold are held once more, as in `park`."""
         async with self.lock:
+            self._hold([entry.message for entry in entries if entry.holds])
             await self._decisions.bury(entries)
 
     async def finish(self, runs: Sequence[Run]) -> None:
@@ -229,23 +229,40 @@ class Pipe:
         return await self.recovery.until_done("look at parked", lambda: self._parking.next_due(self.name, leases))
 
     async def list_held(self) -> None:
-        """Replace holds of whole lanes by their keys, where those are few enough by now."""
+        """Replace holds of whole lanes by their keys, where those are few enough by now.
+
+        Ends with the first lane that has too many still, and goes on behind it the next time: after a long
+        outage this runs before each of many cycles, and the other lanes are no emptier.
+        """
         async with self.lock:
-            for lease in [] if self.parks_everything else self.holds.whole():
+            for lease in [] if self.parks_everything else self._whole_lanes():
                 held = await self.recovery.until_done("load held keys", lambda lease=lease: self._parking.held([lease]))  # type: ignore[misc]
                 own = [entry.key for entry in held if entry.sink == self.name]
                 keys = [key for key in own if key is not None]
-                if len(keys) == len(own):
-                    self._reopened += 1
-                    self.holds.list_keys(lease, keys)
+                if len(keys) < len(own):
+                    self._still_full = lease
+                    return
+                self._reopened += 1
+                self.holds.list_keys(lease, keys)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _whole_lanes(self) -> list[Lease]:
+        """Lanes that are held as a whole, those behind the last full one first."""
+        lanes = self.holds.whole()
+        start = lanes.index(self._still_full) + 1 if self._still_full in lanes else 0
+        return lanes[start:] + lanes[:start]
 
     def _address(self, messages: Sequence[Message]) -> None:
         """Parked rows have no destination: it is the route's, as it is now."""
         for message in messages:
             if (target := self._target(message.topic)) is not None:
                 message.destination = target.destination(message.topic, message.key)
+
+    def _hold(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.key is not None and message.lease is not None:
+                self.holds.hold(message.lease, message.key)
 
     def _sort(self, messages: Iterable[Message]) -> list[Message]:
         held = []

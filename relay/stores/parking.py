@@ -87,20 +87,25 @@ SELECT e.sink, e.seq, e.lane, e.id, e.topic, e.key, e.payload, e.headers, e.crea
 """
 
 # Heads whose time has come, oldest first, and behind each head the rows of its key. A row is a head only if it is
-# its key's first; bytes are summed without reading the payloads (octet_length of a bytea is in its header). `sink || ''`
-# is no use to an index: with statistics of an empty table the planner would take the one by key, and go through everything
-# that is parked.
+# its key's first; bytes are summed without reading the payloads (octet_length of a bytea is in its header). After an
+# outage every lane may have a hundred thousand due heads: each lane is read by its index in order, no further than it
+# is worth, which takes a time that is fixed for the statement. `sink || ''` is what that index has and the one by key has
+# not: with statistics of an empty table the planner would take that one, and go through everything that is parked.
 _DUE: Final = """
 WITH due AS (
-    SELECT p.number, p.lane, p.key, p.retry_at,
-           sum(octet_length(p.payload)) OVER (ORDER BY p.retry_at, p.number) - octet_length(p.payload) AS bytes_before
-      FROM {parked} p
-     WHERE p.lane = ANY($2::smallint[]) AND p.sink || '' = $1 AND p.retry_at <= clock_timestamp()
-       AND (p.key IS NULL OR NOT EXISTS (
-            SELECT FROM {parked} b WHERE b.sink = p.sink AND b.lane = p.lane AND b.key = p.key AND b.number < p.number))
-     ORDER BY p.retry_at, p.number LIMIT $3
+    SELECT d.number, d.lane, d.key, d.retry_at, sum(d.size) OVER (ORDER BY d.retry_at, d.number) - d.size AS bytes_before
+      FROM (SELECT first.* FROM unnest($2::smallint[]) AS l (lane)
+             CROSS JOIN LATERAL (
+                   SELECT p.number, p.lane, p.key, p.retry_at, coalesce(octet_length(p.payload), 0) AS size
+                     FROM {parked} p
+                    WHERE p.lane = l.lane AND p.sink || '' = $1 AND p.retry_at <= statement_timestamp()
+                      AND (p.key IS NULL OR NOT EXISTS (
+                           SELECT FROM {parked} b
+                            WHERE b.sink = p.sink AND b.lane = p.lane AND b.key = p.key AND b.number < p.number))
+                    ORDER BY p.retry_at LIMIT $3) first
+             ORDER BY first.retry_at, first.number LIMIT $3) d
 ), head AS (
-    SELECT * FROM due WHERE coalesce(bytes_before, 0) <= $5
+    SELECT * FROM due WHERE bytes_before <= $5
 ), run AS (
     SELECT h.number AS head, h.retry_at AS head_at, r.number, r.size,
            sum(r.size) OVER (PARTITION BY h.number ORDER BY r.number) AS bytes,

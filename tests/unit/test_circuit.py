@@ -84,3 +84,12 @@ async def test_an_abandoned_probe_is_somebody_elses(circuit: Circuit) -> None:
     await circuit.abandon()
     assert await asyncio.wait_for(waiting, 5) is Admission.PROBE
     assert circuit.is_open
+
+
+async def test_nobody_need_ask_while_a_probe_is_on_its_way(circuit: Circuit) -> None:
+    """Its answer may take as long as the sink's deadline; until then there is a pause, so that nobody spins."""
+    await circuit.fail("down", misconfigured=False)
+    assert await circuit.admit() is Admission.PROBE
+    assert circuit.pause() > 0
+    await circuit.abandon()
+    assert circuit.pause() == 0
