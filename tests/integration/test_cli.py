@@ -339,7 +339,7 @@ def bury(outbox: Outbox, sink: str, *, key: str, holds: bool) -> None:
 async def test_check_warns_about_a_broker_that_may_evict_events(valkey: Valkey) -> None:
     """A Redis that evicts keys under memory pressure takes messages now and drops streams later."""
     client = redis.Redis.from_url(valkey.url)
-    before = client.config_get("maxmemory-policy")["maxmemory-policy"]
+    before = str(client.config_get("maxmemory-policy")["maxmemory-policy"])
     client.config_set("maxmemory-policy", "allkeys-lru")
     try:
         (ping,) = await ping_all({"main": SinkSection.model_validate({"type": "redis", "url": valkey.url})})

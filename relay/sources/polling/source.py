@@ -161,7 +161,7 @@ class PollingSource:
         if not lanes:
             return 0, False
         cursors = self._cursors(lanes, min(events, self._options.read_events_max, max(int(size / self._mean_size), 1)))
-        stable, stable_on = self._horizon.stable, self._horizon.server
+        stable = self._stable(lanes)
         for lane in lanes:
             lane.begin()
         try:
@@ -175,8 +175,6 @@ class PollingSource:
             self.on_connection(None)
         if any(cursor.lease.server != page.mark.server for cursor in cursors):
             return self._foreign(lanes)
-        if page.mark.server != stable_on:
-            stable = 0  # the lanes were claimed on this server, the horizon is still another one's
         new, full = [], False
         for lane, cursor in zip(lanes, cursors, strict=True):
             rows = page.rows.get(lane.lease, ())
@@ -186,6 +184,11 @@ class PollingSource:
         await self._hand_over(new, page)
         await self._look_up(page, lanes)
         return len(new), full
+
+    def _stable(self, lanes: Sequence[LaneReader]) -> int:
+        """The horizon, unless it is still another server's than the one that granted these lanes."""
+        server = self._horizon.server
+        return self._horizon.stable if all(lane.lease.server == server for lane in lanes) else 0
 
     def _cursors(self, lanes: Sequence[LaneReader], events: int) -> list[Cursor]:
         wanted = sum(min(lane.limit, self._options.read_events_max) for lane in lanes)
