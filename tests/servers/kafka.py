@@ -89,6 +89,7 @@ class Kafka(Server):
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": self.folder / "data",
             "auto.create.topics.enable": "false",
+            "log.retention.ms": -1,  # by the records' own timestamps, and tests write old ones
             "num.network.threads": 2,
             "num.io.threads": 4,
             "background.threads": 2,

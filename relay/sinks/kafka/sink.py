@@ -57,7 +57,7 @@ class KafkaSink:
         if not codec_is_available(options.compression):
             raise InvalidConfig(
                 f"sinks.{self.name}.compression: {options.compression!r} needs a library that is not installed",
-                hint="Install the package `cramjam` beside the relay, or use compression = 'gzip' or 'none'.",
+                hint="Install 'outbox-relay[compression]', or use compression = 'gzip' or 'none'.",
             )
         settings = Settings(
             bootstrap_servers=options.bootstrap_servers,
