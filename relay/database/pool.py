@@ -135,15 +135,16 @@ class Pool:
 
     @asynccontextmanager
     async def _transaction(self, connection: Connection) -> AsyncIterator[None]:
-        await connection.execute(self._begin if self.pooled else "BEGIN")
         try:
+            await connection.execute(self._begin if self.pooled else "BEGIN")
             yield
+            await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            raise  # `_use` drops the connection, and the server rolls back
+            connection.terminate()  # in the middle of something: nobody knows whether a rollback would get through
+            raise
         except BaseException:
             await _roll_back(connection)
             raise
-        await connection.execute("COMMIT")
 
     async def _prepare(self, connection: Connection) -> None:
         """Settings for the session's life, and timestamps as integers: exact, infinite ones included."""
