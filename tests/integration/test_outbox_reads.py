@@ -10,6 +10,7 @@ import pytest
 
 from relay.demo.servers import Postgres
 from relay.sources.polling.contracts import Cursor
+from relay.store import Parked
 from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Lease
 from tests.conftest import running
 from tests.integration.pods import Timer, connected, lane_of, pod, publish, source_of
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 def postgres_with_a_lazy_wal_writer() -> Iterator[Postgres]:
     """Asynchronous commits stay in memory for 10 s."""
     yield from running(lambda: Postgres(settings={"wal_writer_delay": "10s", "autovacuum": "off"}))
+
+
+async def test_a_lane_that_was_lost_shows_nothing(outbox: Outbox) -> None:
+    """Its new owner has parked the key's first event, and the old one does not know yet that it is taken for dead."""
+    async with pod(outbox, "old") as old, pod(outbox, "new") as new:
+        old.session_key = 1  # nobody holds that lock: the session has ended
+        before = await old.join()
+        await publish(outbox, ("k", "{}"))
+        (first,) = await old.read(list(before.values()))
+        leases = await new.join()
+        (taken,) = await new.read(list(leases.values()))
+        assert taken.id == first.id
+        await new.parking.park("main", [Parked(taken)], [taken])
+        await publish(outbox, ("k", "{}"))
+        assert await old.read(list(before.values())) == []
+        assert len(await new.read(list(leases.values()))) == 1
 
 
 @pytest.mark.parametrize("payload", ["json", "jsonb", "text", "bytea"])

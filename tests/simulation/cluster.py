@@ -34,6 +34,7 @@ class Rules:
     wait_for_holders: bool = True
     load_held: bool = True
     lock_key_until_deleted: bool = True
+    fence_reads: bool = True
     doorman: bool = True
 
 
@@ -384,6 +385,8 @@ class Database:
         def effect() -> Page:
             rows: dict[Lease, list[Message]] = {}
             for cursor in cursors:
+                if server.rules.fence_reads and server.leases[cursor.lease.lane][1] != cursor.lease.epoch:
+                    continue
                 if lane := server.unsettled.get(cursor.lease.lane):
                     found = sorted(seq for seq in lane if seq > cursor.floor)[: cursor.limit]
                     rows[cursor.lease] = [_message(lane[seq], cursor.lease) for seq in found]

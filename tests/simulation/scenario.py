@@ -28,6 +28,7 @@ class Faults:
     crash: bool = True
     freeze: bool = True
     freeze_rate: float = 0.25
+    lost_sessions: bool = False
     outage: bool = True
     database_outage: bool = False
     ambiguous: float = 0.0
@@ -142,6 +143,9 @@ class Run:
             self._crash_somebody()
         if faults.freeze and rng.random() < faults.freeze_rate:
             self._freeze_somebody()
+        if faults.lost_sessions and rng.random() < 0.5:
+            # Taken for dead by the others, while it goes on until its next look.
+            self.server.members.pop(rng.choice(self.pods).name, None)
         if faults.outage and rng.random() < 0.15:
             broker = rng.choice(list(self.brokers.values()))
             broker.up = False

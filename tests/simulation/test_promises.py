@@ -22,6 +22,9 @@ CASES = {
     "outages of the database": Faults(database_outage=True),
     "events that fail for a while": Faults(crash=False, freeze=False, outage=False, flaky=0.05),
     "everything, with ambiguous answers": Faults(flaky=0.05, ambiguous=0.1, pods=3),
+    "sessions that end": Faults(
+        crash=False, freeze=False, outage=False, flaky=0.1, pods=3, keys=12, lost_sessions=True
+    ),
     "poison": Faults(flaky=0.03, poison=0.03, pods=3),
     "dead letters that hold their key": Faults(flaky=0.03, poison=0.02, pods=3, hold=True),
     "two sinks, one of them down": Faults(sinks=("a", "b"), flaky=0.03, poison=0.01, pods=3, ambiguous=0.05),
@@ -32,6 +35,7 @@ CASES = {
 
 # A mistake, and a schedule that notices it within the given number of seeds.
 MISTAKES = {
+    "a read does not ask whose the lane is": (Rules(fence_reads=False), CASES["sessions that end"], 8),
     "the floor does not wait for open transactions": (Rules(wait_for_holders=False), CASES["crashes"], 2),
     "a new owner does not load its held keys": (Rules(load_held=False), CASES["dead letters that hold their key"], 4),
 }

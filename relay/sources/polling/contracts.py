@@ -49,7 +49,8 @@ class Outbox(Protocol):
     async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
         """One read with one snapshot, returned once all that it saw is durable (PROTOCOLS.md rule 10b).
 
-        Every row up to number `durable` is known to be so already.
+        Every row up to number `durable` is known to be so already. Nothing of a lane that has another owner in
+        that snapshot: what the new owner has parked would be missing, and what is behind it would go too early.
         """
 
     async def payload(self, message: Message) -> bool:

@@ -50,19 +50,24 @@ _MICROSECONDS: Final = """
 # Of one lane, but not said with `lane = ...`: then the primary key would give the same order, and statistics of one hot
 # key promise rows of every lane right at its start. Each empty lane would walk over the whole backlog.
 #
+# And of a lane that is still ours in the snapshot of the read: a new owner that has parked an event has settled its row,
+# and whoever reads without it would send the next one of its key too early (PROTOCOLS.md rule 2). The clock does not
+# tell: others take this pod for dead as soon as its session ends.
+#
 # Before its first use a sequence shows the number that it *will* give out: is_called tells.
 _READ: Final = f"""
 SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
        CASE WHEN o.bytes <= {_WITHHELD_BYTES} THEN o.payload{{as_text}} END AS payload,
        o.headers::text, {_MICROSECONDS.format("o.created_at")}, (date_part('epoch', o.stored_at) * 1000000)::bigint,
        CASE WHEN o.bytes > {_WITHHELD_BYTES} THEN o.bytes END AS withheld
-  FROM unnest($1::smallint[], $2::bigint[], $3::int[]) AS c (lane, floor, rows)
+  FROM unnest($1::smallint[], $2::bigint[], $3::int[], $4::bigint[]) AS c (lane, floor, rows, epoch)
  CROSS JOIN LATERAL (
        SELECT *, CASE WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
                       ELSE octet_length(payload{{as_text}}) END AS bytes
          FROM {{outbox}}
         WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL
-        ORDER BY lane, seq LIMIT c.rows) o
+        ORDER BY lane, seq
+        LIMIT CASE WHEN (SELECT l.epoch FROM {{lease}} l WHERE l.lane = c.lane) = c.epoch THEN c.rows ELSE 0 END) o
  UNION ALL
 SELECT last_value - (NOT is_called)::int, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
        (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL, NULL, NULL
@@ -118,10 +123,14 @@ class PostgresOutbox:
         self._ordered: bool | None = None
 
     async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
-        """Unsettled rows above each cursor's floor, in order by lane, once they are durable."""
+        """Unsettled rows above each cursor's floor, in order by lane, once they are durable; none of a lane that is lost."""
         leases = {cursor.lease.lane: cursor.lease for cursor in cursors}
         rows = await self._pool.fetch(
-            self._read_sql, list(leases), [cursor.floor for cursor in cursors], [cursor.limit for cursor in cursors]
+            self._read_sql,
+            list(leases),
+            [cursor.floor for cursor in cursors],
+            [cursor.limit for cursor in cursors],
+            [cursor.lease.epoch for cursor in cursors],
         )
         events = [row for row in rows if row[1] != _MARK_LANE]
         mark = next((row for row in reversed(rows) if row[1] == _MARK_LANE), None)

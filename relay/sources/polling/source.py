@@ -222,6 +222,9 @@ class PollingSource:
                 message.size += page.withheld[message.seq]
                 await self._intake.room()
                 if not await self._fetch(message):
+                    # Settled by somebody else, who may have parked it: what is behind it must not go from here.
+                    assert message.lease is not None
+                    message.lease.lost = True
                     self.done([message])
                     continue
             ready.append(message)
