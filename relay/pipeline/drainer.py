@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from relay.pipeline.runs import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from relay.pipeline.pipe import Pipe
     from relay.store import ParkedRun
@@ -33,8 +33,9 @@ class Drainer:
         self, pipe: Pipe, leases: Callable[[], Sequence[Lease]], put: Callable[[Sequence[Message]], None]
     ) -> None:
         self._pipe, self._leases, self._put = pipe, leases, put
-        self._cycle_over = asyncio.Condition()
-        self._busy = False
+        self._changed = asyncio.Condition()
+        self._lanes: set[Lease] = set()
+        """Lanes whose rows are read, on their way, or not recorded yet."""
 
     async def run(self) -> None:
         """Drain until cancelled."""
@@ -43,10 +44,10 @@ class Drainer:
             if leases := self._own():
                 await self._cycle(leases)
 
-    async def idle(self) -> None:
-        """Wait until no rows are on their way."""
-        async with self._cycle_over:
-            await self._cycle_over.wait_for(lambda: not self._busy)
+    async def left(self, lease: Lease) -> None:
+        """Wait until no rows of this lane are on their way, and what became of them is recorded."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: lease not in self._lanes)
 
     async def _rest(self) -> None:
         self._pipe.parked.clear()
@@ -68,23 +69,24 @@ class Drainer:
                 pass
 
     async def _cycle(self, leases: Sequence[Lease]) -> None:
-        self._busy = True
         try:
-            probing = self._pipe.circuit.is_open
-            found = await self._pipe.due(leases, 1 if probing else _HEADS_MAX, _FOLLOWERS_MAX)
-            if found:
-                await self._send(found)
+            await self._touch(leases)
+            found = await self._pipe.due(leases, 1 if self._pipe.circuit.is_open else _HEADS_MAX, _FOLLOWERS_MAX)
+            runs = [Run(parked.messages) for parked in found]
+            await self._touch([run.lease for run in runs])
+            if runs:
+                await self._send(found, runs)
         finally:
-            self._busy = False
-            async with self._cycle_over:
-                self._cycle_over.notify_all()
+            await self._touch(())
 
-    async def _send(self, found: Sequence[ParkedRun]) -> None:
+    async def _touch(self, leases: Iterable[Lease]) -> None:
+        self._lanes = set(leases)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _send(self, found: Sequence[ParkedRun], runs: Sequence[Run]) -> None:
         pipe = self._pipe
-        runs = []
-        for parked in found:
-            run = Run(parked.messages)
-            runs.append(run)
+        for parked, run in zip(found, runs, strict=True):
             pipe.runs.add(run, parked.messages)
             self._put(parked.messages)
         try:

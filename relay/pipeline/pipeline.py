@@ -170,8 +170,7 @@ class Pipeline:
         if lease in self._leases:
             self._leases.remove(lease)
         for lane in self._lanes.values():
-            while lease in lane.pipe.runs.lanes():
-                await lane.drainer.idle()
+            await lane.drainer.left(lease)
 
     def abandon(self, lease: Lease) -> None:
         """Forget the lane; what waited for its keys is dropped."""
@@ -192,18 +191,6 @@ class Pipeline:
                 group.create_task(lane.drainer.run(), name=f"drainer {name}")
                 for index, worker in enumerate(lane.workers):
                     group.create_task(worker.run(), name=f"worker {name} {index}")
-
-    async def empty(self) -> None:
-        """Wait until nothing is in flight: all is settled, parked, buried or dropped."""
-        await self.budget.empty()
-        for lane in self._lanes.values():
-            await lane.drainer.idle()
-
-    def drop_all(self) -> None:
-        """Give up what is queued; the batches on their way end with the leases."""
-        for lane in self._lanes.values():
-            for worker in lane.workers:
-                worker.drop_all()
 
     # -- inside ------------------------------------------------------------------------------------
 

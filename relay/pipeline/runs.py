@@ -9,7 +9,7 @@ from relay.store import RunResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from relay.types import Lease, Message
+    from relay.types import Message
 
 __all__ = ["Run", "Runs"]
 
@@ -69,7 +69,3 @@ class Runs:
     def clear(self) -> None:
         """The cycle is over."""
         self._by_number.clear()
-
-    def lanes(self) -> set[Lease]:
-        """Lanes that have rows on their way."""
-        return {run.lease for run in self._by_number.values()}

@@ -56,12 +56,6 @@ class Worker:
             self._front.extendleft(reversed(list(messages)))
             self._waiting.set()
 
-    def drop_all(self) -> None:
-        """Give everything up, for a stop that does not wait."""
-        self._drop([*self._front, *self._queue])
-        self._front.clear()
-        self._queue.clear()
-
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:

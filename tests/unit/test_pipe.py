@@ -31,12 +31,14 @@ class Parking:
 
     def __init__(self) -> None:
         self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.finishing, self.finished = asyncio.Event(), asyncio.Event()
+        self.pause = 0.0
         self.runs: list[ParkedRun] = []
         self.full: set[int] = set()
         self.listed: list[int] = []
 
     async def next_due(self, *_arguments: object) -> float:
-        return 0.0
+        return self.pause
 
     async def due(self, *_arguments: object) -> Sequence[ParkedRun]:
         await self._wait()
@@ -46,6 +48,11 @@ class Parking:
         await self._wait()
         self.listed += [lease.lane for lease in leases]
         return [HeldKey("main", lease.lane, None) for lease in leases if lease.lane in self.full]
+
+    async def finish(self, *_arguments: object) -> set[object]:
+        self.finishing.set()
+        await self.finished.wait()
+        return set()
 
     async def bury(self, entries: Sequence[Burial]) -> None:
         await self._wait()
@@ -129,4 +136,27 @@ async def test_what_is_parked_during_an_outage_does_not_try_the_sink(pipe: Pipe,
         pipe.parked.set()
         await asyncio.sleep(0)
     assert asyncio.get_running_loop().time() >= again
+    draining.cancel()
+
+
+async def test_a_lane_is_left_when_its_rows_are_recorded(pipe: Pipe, parking: Parking) -> None:
+    """Handed over between a confirmation and its commit, the new owner would send the rows again."""
+    mine, other = Lease(0, 1), Lease(1, 1)
+    row = event(mine, "k", 1)
+    parking.runs = [ParkedRun([row], complete=True)]
+    drainer = Drainer(pipe, lambda: [mine, other], lambda _messages: None)
+    draining = asyncio.create_task(drainer.run())
+    await parking.asked.wait()
+    parking.pause = 60.0
+    leaving = [asyncio.create_task(drainer.left(lease)) for lease in (mine, other)]
+    parking.answer.set()
+    await leaving[1]
+    run = pipe.runs.of(row)
+    assert run
+    run.confirmed(row)
+    pipe.runs.closed()
+    await parking.finishing.wait()
+    assert not leaving[0].done()
+    parking.finished.set()
+    await leaving[0]
     draining.cancel()
