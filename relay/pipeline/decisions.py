@@ -35,15 +35,14 @@ class Decisions:
 
     async def park(self, sink: str, entries: Sequence[Parked]) -> None:
         """Park events that came directly; their rows are settled with it where this sink is the last one."""
-        await self._decide(
+        written = await self._decide(
             entries, lambda entry: entry.message, lambda some, rows: self._parking.park(sink, some, rows)
         )
-        self._metrics.sink(sink).parked.inc(len(entries))
+        self._metrics.sink(sink).parked.inc(len(written))
 
     async def bury(self, entries: Sequence[Burial]) -> None:
         """Write dead letters of events that came directly."""
-        await self._decide(entries, lambda entry: entry.message, self._parking.bury)
-        for entry in entries:
+        for entry in await self._decide(entries, lambda entry: entry.message, self._parking.bury):
             self._buried(entry)
 
     async def finish(self, sink: str, results: Sequence[RunResult]) -> set[tuple[int, str | None]]:
@@ -68,7 +67,8 @@ class Decisions:
         entries: Sequence[T],
         message_of: Callable[[T], Message],
         write: Callable[[Sequence[T], Sequence[Message]], Awaitable[None]],
-    ) -> None:
+    ) -> Sequence[T]:
+        """Write entries until none of them belongs to a lost lease. Returns those that are written."""
         left = list(entries)
         while left := self._own(left, message_of):
             messages = [message_of(entry) for entry in left]
@@ -81,7 +81,8 @@ class Decisions:
                         message.lease.lost |= message.lease.lane in error.lanes
                 continue
             self._settlement.decided(messages, rows)
-            return
+            return left
+        return ()
 
     def _own(self, entries: Sequence[T], message_of: Callable[[T], Message]) -> list[T]:
         own: list[T] = []
