@@ -34,26 +34,29 @@ class Sample:
     `server`      identity of the server's incarnation (start time and timeline)
     `last_value`  of the outbox's sequence
     `holders`     virtual transactions that hold ROW EXCLUSIVE on the outbox or a partition of it
+    `at`          the server's clock when `last_value` was read, in microseconds since the Unix epoch
     """
 
     server: str
     last_value: int
     holders: AbstractSet[str]
+    at: int = 0
 
 
 class Horizon:
     """The highest number up to which no open transaction can bring in a row any more.
 
     `stable` may be used by a read that *starts* after it was returned, and only if `server` is who answers it:
-    a promoted standby gives the same numbers out again.
+    a promoted standby gives the same numbers out again. Numbers above it were given out after `stable_at`, by
+    the server's clock.
     """
 
-    __slots__ = ("_candidate", "_waiting", "server", "stable")
+    __slots__ = ("_candidate", "_candidate_at", "_waiting", "server", "stable", "stable_at")
 
     def __init__(self) -> None:
-        self.stable = 0
+        self.stable = self.stable_at = 0
         self.server = ""
-        self._candidate = 0
+        self._candidate = self._candidate_at = 0
         self._waiting: frozenset[str] = frozenset()
 
     def observe(self, sample: Sample) -> bool:
@@ -61,8 +64,8 @@ class Horizon:
         if sample.server != self.server:
             first = self.server == ""
             self.server = sample.server
-            self.stable = 0
-            self._candidate, self._waiting = sample.last_value, frozenset(sample.holders)
+            self.stable = self.stable_at = 0
+            self._begin(sample)
             self._promote(sample)
             return first
         self._waiting &= sample.holders
@@ -72,7 +75,11 @@ class Horizon:
     def _promote(self, sample: Sample) -> None:
         if self._waiting:
             return
-        self.stable = self._candidate
-        self._candidate, self._waiting = sample.last_value, frozenset(sample.holders)
+        self.stable, self.stable_at = self._candidate, self._candidate_at
+        self._begin(sample)
         if not self._waiting:
-            self.stable = self._candidate
+            self.stable, self.stable_at = self._candidate, self._candidate_at
+
+    def _begin(self, sample: Sample) -> None:
+        self._candidate, self._candidate_at = sample.last_value, sample.at
+        self._waiting = frozenset(sample.holders)

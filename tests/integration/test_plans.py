@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from relay.config import Database
+from relay.database.names import Names
+from relay.database.pool import Pool
+from relay.sources.polling.contracts import Cursor
 from relay.sources.polling.outbox import PostgresOutbox
 from relay.stores.outbox_rows import PostgresSettler
+from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Lease
 from tests.integration.pods import SINK, Pod, pod
 
 if TYPE_CHECKING:
@@ -166,7 +171,7 @@ async def test_plans_of_a_partitioned_outbox(outbox_factory: OutboxFactory, stat
         ]
         assert partitions > 8
         reader = PostgresOutbox(one.pool, outbox.names, outbox.database)
-        for sql, more in ((reader._read_sql, [ZEROS]), (reader._below_sql, [])):
+        for sql, more in ((reader._read_sql, [ZEROS, "'-infinity'", "'infinity'"]), (reader._below_sql, [])):
             read = await plan(one, sql, LANES, ZEROS, LIMITS, *more, generic=False)
             assert crawled(read) == set()
             assert len(scans(read, "outbox")) == 1  # every partition in the same way
@@ -177,3 +182,28 @@ async def test_plans_of_a_partitioned_outbox(outbox_factory: OutboxFactory, stat
         assert len(touched) == 1
         assert scans(today, "outbox") == {("Index Scan", "outbox_pkey")}
         assert crawled(today) == set()
+
+
+async def test_a_read_leaves_out_partitions_that_nothing_new_can_be_in(outbox_factory: OutboxFactory) -> None:
+    """Rule 10: neither those made ahead nor those before the floor cost a poll anything."""
+    outbox = outbox_factory(partitioned=True)
+    async with filled(outbox, "fresh") as one:
+        sql = PostgresOutbox(one.pool, outbox.names, outbox.database)._read_sql
+
+        async def partitions(since: str, until: str) -> int:
+            read = await plan(one, sql, LANES, ZEROS, LIMITS, ZEROS, since, until, generic=False)
+            return len({n["Relation Name"] for n in read if re.fullmatch(r"outbox_\d{8}", n.get("Relation Name", ""))})
+
+        assert await partitions("'-infinity'", "'infinity'") > 8
+        assert 1 <= await partitions("now() - interval '1 hour'", "now() + interval '1 day'") <= 2
+
+
+def test_a_poll_of_a_partitioned_outbox_is_bounded_by_what_the_floor_says() -> None:
+    """The reader passes the bounds once a floor is known, and none when a lane is read from its start."""
+    section = Database.model_validate({"dsn": "postgres://x/y", "partitioned": True})
+    reader = PostgresOutbox(Pool(section, "test"), Names(), section)
+    reader._server_at = 1_700_000_000_000_000
+    lease = Lease(3, 1)
+    known, unknown = Cursor(lease, 7, 10, since=1_600_000_000_000_000), Cursor(lease, 0, 10)
+    assert reader._bounds([known]) == (1_599_996_400_000_000, 1_700_086_400_000_000)
+    assert reader._bounds([known, unknown]) == (TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from relay.types import TIMESTAMP_MINUS_INFINITY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
@@ -16,19 +18,24 @@ __all__ = ["Bell", "Cursor", "Mark", "Outbox", "Page"]
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Read up to `limit` unsettled rows of a lane above `floor`."""
+    """Read up to `limit` unsettled rows of a lane above `floor`, all of which were stored after `since`.
+
+    `since` is by the server's clock, in microseconds since the Unix epoch.
+    """
 
     lease: Lease
     floor: int
     limit: int
+    since: int = TIMESTAMP_MINUS_INFINITY
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The server at the time of a read: its incarnation, and the last number that the sequence gave out."""
+    """The server at the time of a read: its incarnation, the last number that the sequence gave out, its clock."""
 
     server: str
     last_value: int
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from relay.types import TIMESTAMP_MINUS_INFINITY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -22,11 +24,13 @@ class LaneReader:
     way may still be in that read's snapshot, so it is remembered until the read is over.
     """
 
-    __slots__ = ("_idle", "_reading", "_settled", "floor", "in_flight", "lease", "limit", "stopped")
+    __slots__ = ("_idle", "_reading", "_settled", "floor", "in_flight", "lease", "limit", "since", "stopped")
 
     def __init__(self, lease: Lease, limit: int) -> None:
         self.lease = lease
         self.floor = 0
+        self.since = TIMESTAMP_MINUS_INFINITY
+        """Server's clock when the number of the floor had been given out: what lies above it was stored later."""
         self.limit = limit
         self.stopped = False
         self.in_flight: set[int] = set()
@@ -39,10 +43,12 @@ class LaneReader:
         """A read starts."""
         self._reading = True
 
-    def end(self, rows: Sequence[Message], limit: int, stable: int) -> list[Message]:
+    def end(
+        self, rows: Sequence[Message], limit: int, stable: int, stable_at: int = TIMESTAMP_MINUS_INFINITY
+    ) -> list[Message]:
         """A read with this limit returned these rows. Returns the new ones, which are in flight from now on.
 
-        `stable` is the horizon from before the read began (relay.floor).
+        `stable` and `stable_at` are the horizon from before the read began (relay.floor).
         """
         self._reading = False
         if self.stopped:  # on its way to another pod, which reads these rows itself
@@ -54,11 +60,21 @@ class LaneReader:
         self._settled = set()
         known.update([row.seq for row in new])
         self._adapt(len(rows), limit)
-        complete_to = stable if len(rows) < limit else min(stable, rows[-1].seq)
-        self.floor = max(self.floor, complete_to)
+        if len(rows) < limit or stable <= rows[-1].seq:
+            self._rise(stable, stable_at)
+        else:
+            self._rise(rows[-1].seq, rows[-1].stored_at)
         if new:
             self._idle.clear()
         return new
+
+    def reset(self) -> None:
+        """Read from the start again."""
+        self.floor, self.since = 0, TIMESTAMP_MINUS_INFINITY
+
+    def _rise(self, floor: int, at: int) -> None:
+        if floor > self.floor:
+            self.floor, self.since = floor, at
 
     def cancel(self) -> None:
         """The read failed or was thrown away."""

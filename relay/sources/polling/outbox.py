@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from relay.database.session import IDENTITY
 from relay.errors import SourceUnavailable
 from relay.sources.polling.contracts import Mark, Page
-from relay.types import Message
+from relay.types import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY, Message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,14 +65,22 @@ SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
        SELECT *, CASE WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
                       ELSE octet_length(payload{{as_text}}) END AS bytes
          FROM {{outbox}}
-        WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL
+        WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL{{prune}}
         ORDER BY lane, seq
         LIMIT CASE WHEN (SELECT l.epoch FROM {{lease}} l WHERE l.lane = c.lane) = c.epoch THEN c.rows ELSE 0 END) o
  UNION ALL
 SELECT last_value - (NOT is_called)::int, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
-       (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL, NULL, NULL
+       (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL,
+       (date_part('epoch', clock_timestamp()) * 1000000)::bigint, NULL
   FROM {{outbox_seq}}
 """
+
+# Partitions that no number above the floors can be in: those of the past, and those made ahead (PROTOCOLS.md rule 10).
+# stored_at is the server's clock; the margins are for a clock that is set, and a lane that is read from its start (also
+# after a sweep has found something) looks everywhere.
+_PRUNE: Final = " AND stored_at >= $5 AND stored_at <= $6"
+_PAST_US: Final = 3_600_000_000
+_FUTURE_US: Final = 86_400_000_000
 
 # Null when the WAL has been flushed that far meanwhile: then nothing is written, and the statement costs one round trip.
 _FLUSH: Final = """
@@ -116,11 +124,13 @@ class PostgresOutbox:
         self._pool = pool
         self._bytea = database.payload == "bytea"
         as_text = "" if self._bytea else "::text"
-        self._read_sql = names.format(_READ, as_text=as_text)
+        self._partitioned = database.partitioned
+        self._read_sql = names.format(_READ, as_text=as_text, prune=_PRUNE if self._partitioned else "")
         self._payload_sql = names.format(_PAYLOAD, as_text=as_text)
         self._holders_sql, self._below_sql = names.format(_HOLDERS), names.format(_BELOW)
         self._cache_sql = names.format(_CACHE)
         self._ordered: bool | None = None
+        self._server_at = 0
 
     async def read(self, cursors: Sequence[Cursor], durable: int = 0) -> Page:
         """Unsettled rows above each cursor's floor, in order by lane, once they are durable; none of a lane that is lost."""
@@ -131,6 +141,7 @@ class PostgresOutbox:
             [cursor.floor for cursor in cursors],
             [cursor.limit for cursor in cursors],
             [cursor.lease.epoch for cursor in cursors],
+            *self._bounds(cursors),
         )
         events = [row for row in rows if row[1] != _MARK_LANE]
         mark = next((row for row in reversed(rows) if row[1] == _MARK_LANE), None)
@@ -138,12 +149,13 @@ class PostgresOutbox:
             raise SourceUnavailable("the outbox's sequence returned no row")
         if mark[4] == "true" and any(row[0] > durable for row in events):
             await self._pool.fetch(_FLUSH, mark[3])
+        self._server_at = mark[8]
         messages = self._messages(events, leases)
         by_lease: dict[Lease, list[Message]] = {}
         for lane, group in groupby(messages, _LANE):
             by_lease.setdefault(leases[lane], []).extend(group)
         withheld = {row[0]: row[9] for row in events if row[9] is not None}
-        return Page(by_lease, Mark(mark[2], mark[0]), withheld)
+        return Page(by_lease, Mark(mark[2], mark[0], mark[8]), withheld)
 
     async def payload(self, message: Message) -> bool:
         """Fetch a payload that a read withheld. False: the row is settled or gone, or this is another server."""
@@ -176,6 +188,14 @@ class PostgresOutbox:
         for row in rows:
             found.setdefault(leases[row[0]], []).append(row[1])
         return found
+
+    def _bounds(self, cursors: Sequence[Cursor]) -> tuple[int, ...]:
+        if not self._partitioned:
+            return ()
+        since = min(cursor.since for cursor in cursors)
+        if since == TIMESTAMP_MINUS_INFINITY:
+            return TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
+        return since - _PAST_US, self._server_at + _FUTURE_US
 
     def _messages(self, rows: Sequence[asyncpg.Record], leases: Mapping[int, Lease]) -> list[Message]:
         # The hottest lines of the relay: one comprehension, arguments by position.

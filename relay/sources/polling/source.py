@@ -161,7 +161,7 @@ class PollingSource:
         if not lanes:
             return 0, False
         cursors = self._cursors(lanes, min(events, self._options.read_events_max, max(int(size / self._mean_size), 1)))
-        stable = self._stable(lanes)
+        stable, stable_at = self._stable(lanes)
         for lane in lanes:
             lane.begin()
         try:
@@ -178,24 +178,25 @@ class PollingSource:
         new, full = [], False
         for lane, cursor in zip(lanes, cursors, strict=True):
             rows = page.rows.get(lane.lease, ())
-            new += lane.end(rows, cursor.limit, stable)
+            new += lane.end(rows, cursor.limit, stable, stable_at)
             full |= len(rows) >= cursor.limit
         self._metrics.read(len(new))
         await self._hand_over(new, page)
         await self._look_up(page, lanes)
         return len(new), full
 
-    def _stable(self, lanes: Sequence[LaneReader]) -> int:
+    def _stable(self, lanes: Sequence[LaneReader]) -> tuple[int, int]:
         """The horizon, unless it is still another server's than the one that granted these lanes."""
-        server = self._horizon.server
-        return self._horizon.stable if all(lane.lease.server == server for lane in lanes) else 0
+        horizon = self._horizon
+        ours = all(lane.lease.server == horizon.server for lane in lanes)
+        return (horizon.stable, horizon.stable_at) if ours else (0, 0)
 
     def _cursors(self, lanes: Sequence[LaneReader], events: int) -> list[Cursor]:
         wanted = sum(min(lane.limit, self._options.read_events_max) for lane in lanes)
         share = min(events / wanted, 1.0)
         for lane in lanes:
             lane.limit = min(lane.limit, self._options.read_events_max)
-        return [Cursor(lane.lease, lane.floor, max(int(lane.limit * share), 1)) for lane in lanes]
+        return [Cursor(lane.lease, lane.floor, max(int(lane.limit * share), 1), lane.since) for lane in lanes]
 
     def _foreign(self, lanes: Sequence[LaneReader]) -> tuple[int, bool]:
         """Another server answered than the one that granted the lanes: its numbers mean something else."""
@@ -250,7 +251,7 @@ class PollingSource:
             self._sampled_at = now
             holders = await self._outbox.holders()
             if holders is not None:
-                self._horizon.observe(Sample(page.mark.server, page.mark.last_value, holders))
+                self._horizon.observe(Sample(page.mark.server, page.mark.last_value, holders, page.mark.at))
         if now - self._swept_at >= self._sweep_pause:
             await self._sweep(lanes)
 
@@ -270,7 +271,7 @@ class PollingSource:
                 lane.cancel()
         for lane, seqs in unknown.items():
             if seqs:
-                lane.floor = 0
+                lane.reset()
                 self._metrics.floor_violations.inc(len(seqs))
                 _log.error(
                     "unsettled rows below the floor, reading the lane from its start",
