@@ -25,6 +25,9 @@ _FOLLOWERS_MAX: Final = 64
 _LOOK_SECONDS: Final = 5.0
 """Between looks when nothing of ours is known to be due: a retried dead letter is noticed within it."""
 
+_LIST_SECONDS: Final = 0.5
+"""Between attempts to list the held keys of a full lane, which costs more than a cycle."""
+
 
 class Drainer:
     """Empties `outbox_parked` for one sink and the lanes that this pod owns."""
@@ -33,6 +36,7 @@ class Drainer:
         self, pipe: Pipe, leases: Callable[[], Sequence[Lease]], put: Callable[[Sequence[Message]], None]
     ) -> None:
         self._pipe, self._leases, self._put = pipe, leases, put
+        self._list_at = 0.0
         self._changed = asyncio.Condition()
         self._lanes: set[Lease] = set()
         """Lanes whose rows are read, on their way, or not recorded yet."""
@@ -51,7 +55,9 @@ class Drainer:
 
     async def _rest(self) -> None:
         self._pipe.parked.clear()
-        await self._pipe.list_held()
+        if (now := asyncio.get_running_loop().time()) >= self._list_at:
+            await self._pipe.list_held()
+            self._list_at = now + _LIST_SECONDS
         leases = self._own()
         due = await self._pipe.next_due(leases) if leases else None
         await self._wait(min(_LOOK_SECONDS, due) if due is not None else _LOOK_SECONDS)

@@ -88,9 +88,9 @@ SELECT e.sink, e.seq, e.lane, e.id, e.topic, e.key, e.payload, e.headers, e.crea
 
 # Heads whose time has come, oldest first, and behind each head the rows of its key. A row is a head only if it is
 # its key's first; bytes are summed without reading the payloads (octet_length of a bytea is in its header). After an
-# outage every lane may have a hundred thousand due heads: each lane is read by its index in order, no further than it
-# is worth, which takes a time that is fixed for the statement. `sink || ''` is what that index has and the one by key has
-# not: with statistics of an empty table the planner would take that one, and go through everything that is parked.
+# outage every lane may have a hundred thousand due heads: each lane is read by its index in order, no further than a
+# part of what is asked for. `sink || ''` is what that index has and the one by key has not: with statistics of an empty
+# table the planner would take that one, and go through everything that is parked.
 _DUE: Final = """
 WITH due AS (
     SELECT d.number, d.lane, d.key, d.retry_at, sum(d.size) OVER (ORDER BY d.retry_at, d.number) - d.size AS bytes_before
@@ -102,7 +102,7 @@ WITH due AS (
                       AND (p.key IS NULL OR NOT EXISTS (
                            SELECT FROM {parked} b
                             WHERE b.sink = p.sink AND b.lane = p.lane AND b.key = p.key AND b.number < p.number))
-                    ORDER BY p.retry_at LIMIT $3) first
+                    ORDER BY p.retry_at LIMIT greatest($3::int / 8, 1)) first
              ORDER BY first.retry_at, first.number LIMIT $3) d
 ), head AS (
     SELECT * FROM due WHERE bytes_before <= $5
