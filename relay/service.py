@@ -175,8 +175,8 @@ class Service:
         failures = 0
         while not self._stop.is_set():
             try:
-                await self._pool.open()
-                await require_current(self._config.database)
+                if not await self._unless_stopped(self._open_database()):
+                    return False
             except SourceUnavailable as error:
                 failures += 1
                 self.health.source_lost(str(error))
@@ -186,6 +186,24 @@ class Service:
             else:
                 return True
         return False
+
+    async def _open_database(self) -> None:
+        await self._pool.open()
+        await require_current(self._config.database)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """True when the work is done; False when told to stop first: a silent database must not hold up a stop."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
 
     async def _work(self) -> None:
         config, pool, names = self._config, self._pool, self._names

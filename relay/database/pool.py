@@ -140,8 +140,7 @@ class Pool:
             yield
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            connection.terminate()  # in the middle of something: nobody knows whether a rollback would get through
-            raise
+            raise  # in the middle of something: the connection is dropped, which rolls back as well
         except BaseException:
             await _roll_back(connection)
             raise
