@@ -23,6 +23,8 @@ SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "jit": "off",
+    # The same few statements all day, and one good plan for each: planning anew costs as much as a small read.
+    "plan_cache_mode": "force_generic_plan",
     # A settle or a park that was acknowledged survives a crash; it need not wait for a standby.
     "synchronous_commit": "local",
     # A pod that is frozen inside a transaction must not keep lanes locked.
