@@ -230,8 +230,8 @@ async def test_the_sweep_finds_what_is_below_the_floor(outbox: Outbox) -> None:
     """Whatever went wrong: the row is counted as a violation, and the lane is read from its start."""
     async with reading(outbox) as one:
         await publish(outbox, ("k", "{}"))
-        lane = one.source._lanes[one.leases[lane_of(outbox, "k")]]
-        lane.floor = 7
+        for lane in one.source._lanes.values():
+            lane.floor = 7
         assert await one.turn() == []
         await one.source._sweep(list(one.source._lanes.values()))
         assert one.metrics.floor_violations._value.get() == 1
@@ -271,7 +271,8 @@ async def test_what_is_settled_during_a_sweep_is_no_violation(outbox: Outbox) ->
 async def test_the_sweep_runs_beside_the_reads(outbox: Outbox) -> None:
     async with reading(outbox) as one:
         await publish(outbox, ("k", "{}"))
-        one.source._lanes[one.leases[lane_of(outbox, "k")]].floor = 7
+        for lane in one.source._lanes.values():
+            lane.floor = 7
         one.source._swept_at, one.source._sweep_pause = -1e9, 0.0
         await one.turn()
         assert await one.turn() == [1]

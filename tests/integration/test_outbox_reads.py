@@ -274,3 +274,18 @@ async def test_the_source_hands_on_only_what_a_crash_cannot_take_back(
         written = await insert()
         await one.reader.holders()
         assert await observer.fetchval(is_flushed, written)
+
+
+async def test_a_pod_that_owns_all_lanes_reads_them_in_one_range(outbox: Outbox) -> None:
+    """By number and not by lane, the same rows; and nothing any more once one of the lanes is another pod's."""
+    async with pod(outbox) as one:
+        leases = list((await one.join()).values())
+        await publish(outbox, *[(f"k{number}", "{}") for number in range(40)])
+        page = await one.reader.read_all(leases, 5, 30)
+        assert page.last is not None
+        assert page.last.seq == 35
+        assert sorted(row.seq for rows in page.rows.values() for row in rows) == list(range(6, 36))
+        assert all(row.lease is lease and row.lane == lease.lane for lease, rows in page.rows.items() for row in rows)
+        assert all([row.seq for row in rows] == sorted(row.seq for row in rows) for rows in page.rows.values())
+        outbox.execute("UPDATE {lease} SET epoch = epoch + 1, owner = 'other' WHERE lane = 7")
+        assert (await one.reader.read_all(leases, 5, 30)).rows == {}

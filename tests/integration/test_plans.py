@@ -137,6 +137,9 @@ async def test_plans_of_a_plain_outbox(outbox: Outbox, statistics: str, generic:
             }
             assert scans(read, "outbox")
             assert not {"Sort", "Incremental Sort", "Hash Join"} & kinds(read)
+        whole = await of(reader._read_all_sql, LANES, ZEROS, "1000", "2000")
+        assert scans(whole, "outbox") == {("Index Scan", "outbox_pkey")}
+        assert not {"Sort", "Incremental Sort"} & kinds(whole)
         payload = await of(reader._payload_sql, "4000", server)
         assert scans(payload, "outbox") == {("Index Scan", "outbox_pkey")}
 

@@ -394,6 +394,22 @@ class Database:
 
         return await self._call(effect)
 
+    async def read_all(self, leases: Sequence[Lease], floor: int, limit: int, durable: int = 0) -> Page:
+        server = self._server
+
+        def effect() -> Page:
+            if server.rules.fence_reads and any(server.leases[lease.lane][1] != lease.epoch for lease in leases):
+                return Page({}, server.mark())
+            by_lane = {lease.lane: lease for lease in leases}
+            found = sorted(seq for rows in server.unsettled.values() for seq in rows if seq > floor)[:limit]
+            messages = [_message(server.events[seq], by_lane[server.events[seq].lane]) for seq in found]
+            rows: dict[Lease, list[Message]] = {}
+            for message in messages:
+                rows.setdefault(by_lane[message.lane], []).append(message)
+            return Page(rows, server.mark(), last=messages[-1] if messages else None)
+
+        return await self._call(effect)
+
     async def payload(self, message: Message) -> bool:
         raise NotImplementedError
 

@@ -42,12 +42,14 @@ class Mark:
 class Page:
     """Rows of one read, by lane, each lane in order of `seq`.
 
+    `last`: the row with the highest number, or None.
     `withheld`: sizes by seq of rows whose payload was too large to come along; fetch them one by one.
     """
 
     rows: Mapping[Lease, Sequence[Message]]
     mark: Mark
     withheld: Mapping[int, int] = field(default_factory=dict)
+    last: Message | None = None
 
 
 class Outbox(Protocol):
@@ -58,6 +60,12 @@ class Outbox(Protocol):
 
         Every row up to number `durable` is known to be so already. Nothing of a lane that has another owner in
         that snapshot: what the new owner has parked would be missing, and what is behind it would go too early.
+        """
+
+    async def read_all(self, leases: Sequence[Lease], floor: int, limit: int, durable: int = 0) -> Page:
+        """The same for a pod that owns every lane: up to `limit` rows above one floor, in order of `seq`.
+
+        One range of one index instead of 64. Nothing is returned once one of the leases is another pod's.
         """
 
     async def payload(self, message: Message) -> bool:

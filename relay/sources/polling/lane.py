@@ -50,21 +50,27 @@ class LaneReader:
 
         `stable` and `stable_at` are the horizon from before the read began (relay.floor).
         """
+        new = self.take(rows)
+        self._adapt(len(rows), limit)
+        if len(rows) < limit or stable <= rows[-1].seq:
+            self.rise(stable, stable_at)
+        else:
+            self.rise(rows[-1].seq, rows[-1].stored_at)
+        return new
+
+    def take(self, rows: Sequence[Message]) -> list[Message]:
+        """The read is over and returned these rows of the lane. Returns the new ones, in flight from now on."""
         self._reading = False
         if self.stopped:  # on its way to another pod, which reads these rows itself
             self.cancel()
             return []
         known = self.in_flight
         new = [row for row in rows if row.seq not in known] if known else list(rows)
-        self._forget(self._settled)
-        self._settled = set()
-        known.update([row.seq for row in new])
-        self._adapt(len(rows), limit)
-        if len(rows) < limit or stable <= rows[-1].seq:
-            self._rise(stable, stable_at)
-        else:
-            self._rise(rows[-1].seq, rows[-1].stored_at)
+        if self._settled:
+            self._forget(self._settled)
+            self._settled = set()
         if new:
+            known.update([row.seq for row in new])
             self._idle.clear()
         return new
 
@@ -72,8 +78,9 @@ class LaneReader:
         """Read from the start again."""
         self.floor, self.since = 0, TIMESTAMP_MINUS_INFINITY
 
-    def _rise(self, floor: int, at: int) -> None:
-        if floor > self.floor:
+    def rise(self, floor: int, at: int) -> None:
+        """Nothing unknown can appear up to this number, which had been given out by the server's time `at`."""
+        if not self.stopped and floor > self.floor:
             self.floor, self.since = floor, at
 
     def cancel(self) -> None:

@@ -37,6 +37,7 @@ _OVERHEAD_BYTES: Final = 600
 """What a message costs in memory besides its payload and headers."""
 _MARK_LANE: Final = -1
 _LANE: Final = attrgetter("lane")
+_SEQ: Final = attrgetter("seq")
 
 # The size of a payload is what is stored, without reading it; but a compressed one may hold a hundred times that.
 #
@@ -55,25 +56,47 @@ _MICROSECONDS: Final = """
 # tell: others take this pod for dead as soon as its session ends.
 #
 # Before its first use a sequence shows the number that it *will* give out: is_called tells.
-_READ: Final = f"""
+_COLUMNS: Final = f"""
 SELECT o.seq, o.lane, o.id::text, o.topic, o.key,
        CASE WHEN o.bytes <= {_WITHHELD_BYTES} THEN o.payload{{as_text}} END AS payload,
        o.headers::text, {_MICROSECONDS.format("o.created_at")}, (date_part('epoch', o.stored_at) * 1000000)::bigint,
        CASE WHEN o.bytes > {_WITHHELD_BYTES} THEN o.bytes END AS withheld
-  FROM unnest($1::smallint[], $2::bigint[], $3::int[], $4::bigint[]) AS c (lane, floor, rows, epoch)
- CROSS JOIN LATERAL (
+"""
+
+_SIZED: Final = """
        SELECT *, CASE WHEN pg_column_compression(payload) IS NULL THEN pg_column_size(payload)
-                      ELSE octet_length(payload{{as_text}}) END AS bytes
-         FROM {{outbox}}
-        WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL{{prune}}
-        ORDER BY lane, seq
-        LIMIT CASE WHEN (SELECT l.epoch FROM {{lease}} l WHERE l.lane = c.lane) = c.epoch THEN c.rows ELSE 0 END) o
+                      ELSE octet_length(payload{as_text}) END AS bytes
+         FROM {outbox}
+"""
+
+_MARK: Final = f"""
  UNION ALL
 SELECT last_value - (NOT is_called)::int, {_MARK_LANE}::smallint, {IDENTITY}, pg_current_wal_insert_lsn()::text,
        (pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn())::text, NULL, NULL, NULL,
        (date_part('epoch', clock_timestamp()) * 1000000)::bigint, NULL
   FROM {{outbox_seq}}
 """
+
+_READ: Final = f"""
+{_COLUMNS}
+  FROM unnest($1::smallint[], $2::bigint[], $3::int[], $4::bigint[]) AS c (lane, floor, rows, epoch)
+ CROSS JOIN LATERAL ({_SIZED}
+        WHERE (lane, seq) > (c.lane, c.floor) AND lane <= c.lane AND published_at IS NULL{{prune}}
+        ORDER BY lane, seq
+        LIMIT CASE WHEN (SELECT l.epoch FROM {{lease}} l WHERE l.lane = c.lane) = c.epoch THEN c.rows ELSE 0 END) o
+{_MARK}"""
+
+# For a pod that owns all lanes and deletes what it settles: along the primary key, where rows lie side by side. The
+# condition on published_at is one that the pending index does not match, or stale statistics could prefer it.
+_READ_ALL: Final = f"""
+{_COLUMNS}
+  FROM ({_SIZED}
+        WHERE seq > $3 AND coalesce(published_at, 'infinity') = 'infinity'
+        ORDER BY seq
+        LIMIT CASE WHEN (SELECT count(*) FROM {{lease}} l
+                           JOIN unnest($1::smallint[], $2::bigint[]) AS c (lane, epoch) USING (lane, epoch))
+                        = cardinality($1::smallint[]) THEN $4::int ELSE 0 END) o
+{_MARK}"""
 
 # Partitions that no number above the floors can be in: those of the past, and those made ahead (PROTOCOLS.md rule 10).
 # stored_at is the server's clock; the margins are for a clock that is set, and a lane that is read from its start (also
@@ -126,6 +149,7 @@ class PostgresOutbox:
         as_text = "" if self._bytea else "::text"
         self._partitioned = database.partitioned
         self._read_sql = names.format(_READ, as_text=as_text, prune=_PRUNE if self._partitioned else "")
+        self._read_all_sql = names.format(_READ_ALL, as_text=as_text)
         self._payload_sql = names.format(_PAYLOAD, as_text=as_text)
         self._holders_sql, self._below_sql = names.format(_HOLDERS), names.format(_BELOW)
         self._cache_sql = names.format(_CACHE)
@@ -143,6 +167,17 @@ class PostgresOutbox:
             [cursor.lease.epoch for cursor in cursors],
             *self._bounds(cursors),
         )
+        return await self._page(rows, leases, durable)
+
+    async def read_all(self, leases: Sequence[Lease], floor: int, limit: int, durable: int = 0) -> Page:
+        """Unsettled rows of all lanes above one floor, once they are durable."""
+        by_lane = {lease.lane: lease for lease in leases}
+        rows = await self._pool.fetch(
+            self._read_all_sql, list(by_lane), [lease.epoch for lease in leases], floor, limit
+        )
+        return await self._page(rows, by_lane, durable)
+
+    async def _page(self, rows: Sequence[asyncpg.Record], leases: Mapping[int, Lease], durable: int) -> Page:
         events = [row for row in rows if row[1] != _MARK_LANE]
         mark = next((row for row in reversed(rows) if row[1] == _MARK_LANE), None)
         if mark is None:
@@ -151,11 +186,13 @@ class PostgresOutbox:
             await self._pool.fetch(_FLUSH, mark[3])
         self._server_at = mark[8]
         messages = self._messages(events, leases)
+        last = max(messages, key=_SEQ, default=None)
+        messages.sort(key=_LANE)  # stable: each lane keeps its order
         by_lease: dict[Lease, list[Message]] = {}
         for lane, group in groupby(messages, _LANE):
             by_lease.setdefault(leases[lane], []).extend(group)
         withheld = {row[0]: row[9] for row in events if row[9] is not None}
-        return Page(by_lease, Mark(mark[2], mark[0], mark[8]), withheld)
+        return Page(by_lease, Mark(mark[2], mark[0], mark[8]), withheld, last)
 
     async def payload(self, message: Message) -> bool:
         """Fetch a payload that a read withheld. False: the row is settled or gone, or this is another server."""

@@ -63,6 +63,8 @@ class PollingSource:
         self._sweep_pause = options.sweep_interval_seconds
         self._interval = options.poll_interval_seconds
         self._mean_size = 1_024.0
+        # By number only where settled rows are gone: kept ones would be walked over after each claim.
+        self._by_number = options.settle == "delete"
         self.on_foreign_server: Callable[[], None] = lambda: None
         """Called when the lanes turn out to be another server's; ownership then looks at once."""
         self.on_connection: Callable[[str | None], None] = lambda _problem: None
@@ -160,30 +162,59 @@ class PollingSource:
         lanes = self._readable()
         if not lanes:
             return 0, False
-        cursors = self._cursors(lanes, min(events, self._options.read_events_max, max(int(size / self._mean_size), 1)))
-        stable, stable_at = self._stable(lanes)
+        events = min(events, self._options.read_events_max, max(int(size / self._mean_size), 1))
+        read = self._read_whole if self._by_number and len(lanes) == LANES else self._read_lanes
         for lane in lanes:
             lane.begin()
         try:
-            page = await self._outbox.read(cursors, durable=stable)
+            found = await read(lanes, events)
         except BaseException:
             for lane in lanes:
                 lane.cancel()
             raise
-        if not self._connected:
-            self._connected = True
-            self.on_connection(None)
-        if any(cursor.lease.server != page.mark.server for cursor in cursors):
+        if found is None:
             return self._foreign(lanes)
+        page, new, full = found
+        self._metrics.read(len(new))
+        await self._hand_over(new, page)
+        await self._look_up(page, lanes)
+        return len(new), full
+
+    async def _read_lanes(self, lanes: Sequence[LaneReader], events: int) -> tuple[Page, list[Message], bool] | None:
+        """A range of each lane. None: another server than the one that granted the lanes has answered."""
+        cursors = self._cursors(lanes, events)
+        stable, stable_at = self._stable(lanes)
+        page = await self._outbox.read(cursors, durable=stable)
+        if not self._answered_by_ours(page, lanes):
+            return None
         new, full = [], False
         for lane, cursor in zip(lanes, cursors, strict=True):
             rows = page.rows.get(lane.lease, ())
             new += lane.end(rows, cursor.limit, stable, stable_at)
             full |= len(rows) >= cursor.limit
-        self._metrics.read(len(new))
-        await self._hand_over(new, page)
-        await self._look_up(page, lanes)
-        return len(new), full
+        return page, new, full
+
+    async def _read_whole(self, lanes: Sequence[LaneReader], events: int) -> tuple[Page, list[Message], bool] | None:
+        """All lanes in one range, by number: each lane is complete up to the last row of a full page."""
+        stable, stable_at = self._stable(lanes)
+        floor = min(lane.floor for lane in lanes)
+        page = await self._outbox.read_all([lane.lease for lane in lanes], floor, events, durable=stable)
+        if not self._answered_by_ours(page, lanes):
+            return None
+        full = sum(map(len, page.rows.values())) >= events
+        if full and page.last is not None and page.last.seq < stable:
+            stable, stable_at = page.last.seq, page.last.stored_at
+        new = []
+        for lane in lanes:
+            new += lane.take(page.rows.get(lane.lease, ()))
+            lane.rise(stable, stable_at)
+        return page, new, full
+
+    def _answered_by_ours(self, page: Page, lanes: Sequence[LaneReader]) -> bool:
+        if not self._connected:
+            self._connected = True
+            self.on_connection(None)
+        return all(lane.lease.server == page.mark.server for lane in lanes)
 
     def _stable(self, lanes: Sequence[LaneReader]) -> tuple[int, int]:
         """The horizon, unless it is still another server's than the one that granted these lanes."""
