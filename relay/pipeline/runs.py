@@ -41,25 +41,28 @@ class Run:
 
 
 class Runs:
-    """The open runs of one sink by the number of each of their rows."""
+    """The open runs of one sink by the very message of each of their rows.
+
+    Not by number: a message that an earlier run has left in a worker's queue has the same number as its
+    successor in a new run, and must not be taken for it.
+    """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._by_number: dict[int, Run] = {}
+        self._by_message: dict[Message, Run] = {}
         self._changed = changed
 
     def __bool__(self) -> bool:
         """True while a cycle is on its way."""
-        return bool(self._by_number)
+        return bool(self._by_message)
 
     def add(self, run: Run, messages: Iterable[Message]) -> None:
         """Follow a run."""
         for message in messages:
-            assert message.parked is not None
-            self._by_number[message.parked] = run
+            self._by_message[message] = run
 
     def of(self, message: Message) -> Run | None:
         """The open run of a parked message; None when its run is over and it must not be sent."""
-        run = self._by_number.get(message.parked or 0)
+        run = self._by_message.get(message)
         return run if run is not None and run.open else None
 
     def closed(self) -> None:
@@ -68,4 +71,4 @@ class Runs:
 
     def clear(self) -> None:
         """The cycle is over."""
-        self._by_number.clear()
+        self._by_message.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from relay.pipeline.runs import Run, Runs
@@ -59,3 +61,15 @@ def test_an_event_that_was_never_parked_has_no_run(rows: list[Message]) -> None:
     runs = Runs(lambda: None)
     runs.add(Run(rows), rows)
     assert runs.of(make_message("t")) is None
+
+
+def test_what_an_earlier_run_left_behind_is_not_taken_for_its_successor(rows: list[Message]) -> None:
+    """A frozen pod had the old copy still queued when the row was read again, and sent later rows of the key before it."""
+    runs = Runs(lambda: None)
+    runs.add(Run(rows), rows)
+    runs.clear()
+    again = [replace(row) for row in rows]
+    run = Run(again)
+    runs.add(run, again)
+    assert runs.of(again[0]) is run
+    assert runs.of(rows[0]) is None
