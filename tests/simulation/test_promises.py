@@ -25,6 +25,9 @@ CASES = {
     "sessions that end": Faults(
         crash=False, freeze=False, outage=False, flaky=0.1, pods=3, keys=12, lost_sessions=True
     ),
+    "freezes while many events fail": Faults(
+        pods=3, crash=False, outage=False, freeze_rate=0.8, flaky=0.3, keys=12, seconds=40
+    ),
     "poison": Faults(flaky=0.03, poison=0.03, pods=3),
     "dead letters that hold their key": Faults(flaky=0.03, poison=0.02, pods=3, hold=True),
     "two sinks, one of them down": Faults(sinks=("a", "b"), flaky=0.03, poison=0.01, pods=3, ambiguous=0.05),
