@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from relay.errors import SourceUnavailable
+from relay.errors import RelayError
+from relay.retry import ErrorPolicy, policy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class Recovery:
-    """Retries SourceUnavailable with backoff, for ever; everything else passes through."""
+    """Retries what `relay.retry.policy` retries, with backoff, for ever; everything else passes through."""
 
     def __init__(self, backoff: Backoff, log: FilteringBoundLogger) -> None:
         self._backoff, self._log = backoff, log
@@ -31,7 +32,9 @@ class Recovery:
         while True:
             try:
                 result = await call()
-            except SourceUnavailable as error:
+            except RelayError as error:
+                if policy(error) is not ErrorPolicy.RETRY:
+                    raise
                 failures += 1
                 if failures == 1:
                     self._log.warning("database unavailable, retrying", doing=what, error=str(error))
